@@ -7,6 +7,7 @@ or a portable installation never touches another; the runtime folder is always p
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -71,6 +72,11 @@ def runtime_dir() -> Path:
         # Without a login session (ssh into a container) there is no runtime folder: one per user
         # under the temporary folder, its owner checked below.
         path = Path(tempfile.gettempdir()) / f"{_APP}-{os.getuid()}"
+    return _private(path)
+
+
+def _private(path: Path) -> Path:
+    """``path``, created if need be, ours and closed to others."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     info = path.lstat()
     if info.st_uid != os.getuid() or not stat.S_ISDIR(info.st_mode):
@@ -80,3 +86,17 @@ def runtime_dir() -> Path:
     if stat.S_IMODE(info.st_mode) != 0o700:
         path.chmod(0o700)
     return path
+
+
+# The shortest limit on a socket's path among the platforms (macOS: 104 bytes with the final NUL).
+_SOCKET_PATH_LIMIT = 103
+
+
+def socket_path(name: str) -> Path:
+    """The path of the Unix socket ``name``, in a private folder, within the platform's limit."""
+    path = runtime_dir() / name
+    if len(os.fsencode(path)) <= _SOCKET_PATH_LIMIT:
+        return path
+    # A deep TUICHAT_HOME: a folder of its own under the temporary folder, named after that home.
+    short = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:12]
+    return _private(Path(tempfile.gettempdir()) / f"{_APP}-{os.getuid()}-{short}") / name
