@@ -1,0 +1,6 @@
+"""Dies like a broken C extension."""
+
+import os
+import signal
+
+os.kill(os.getpid(), signal.SIGSEGV)

@@ -1,0 +1,3 @@
+"""Looks like Ctrl+C while it is imported."""
+
+raise KeyboardInterrupt

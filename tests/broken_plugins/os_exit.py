@@ -1,0 +1,5 @@
+"""Ends the process without any exception."""
+
+import os
+
+os._exit(3)
