@@ -127,10 +127,8 @@ class Engine:
 
     @property
     def model(self) -> str:
-        """The resolved model; before ``prepare`` what was asked for, which may be nothing."""
-        if self._selection is None:
-            return self.settings.model or ""
-        return self._selection.spec.model
+        """The model's name; before ``prepare`` what was asked for, which may be nothing."""
+        return (self.settings.model or "") if self._selection is None else self._selection.model
 
     @property
     def capabilities(self) -> Capabilities:

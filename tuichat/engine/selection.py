@@ -20,6 +20,8 @@ class Selection:
     """A backend and a model that can be tried."""
 
     title: str
+    model: str
+    """The model's name for people: ``demo`` stays ``demo``, wherever its files lie."""
     spec: WorkerSpec
     turn_options: dict[str, Any]
     declared: Capabilities
@@ -51,11 +53,13 @@ def select(settings: Settings) -> Selection:
             f"it takes {', '.join(quantisations)}."
         )
     load_options, turn_options = catalog.parse_options(info, settings.options)
+    model = catalog.resolve_model(info, entry.ref, settings.model)
     return Selection(
         title=info.title,
+        model="demo" if settings.model == "demo" else model,
         spec=WorkerSpec(
             backend=name,
-            model=catalog.resolve_model(info, entry.ref, settings.model),
+            model=model,
             revision=settings.revision,
             device=settings.device,
             dtype=settings.dtype,

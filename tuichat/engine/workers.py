@@ -167,6 +167,9 @@ async def _greet(
         body = await asyncio.wait_for(protocol.read_body(reader), HANDSHAKE_S)
     except ConnectionError:
         body = None
+    except asyncio.CancelledError:  # whoever leaves now would leave the socket behind
+        writer.close()
+        raise
     except TimeoutError:
         raise WorkerError(
             f"The worker did not answer within {HANDSHAKE_S:.0f} seconds: "
