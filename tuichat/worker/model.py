@@ -282,7 +282,8 @@ class ModelThread(threading.Thread):
         """Claim the reply, after an older one of its session that another worker has."""
         reply_id = job.run.reply_id
         while not store.claim(reply_id, owner.token):
-            if store.blocked_by(reply_id) is None:
+            blocker = store.blocked_by(reply_id)
+            if blocker is None:
                 state = store.turn(reply_id).state
                 log.warning("reply %d is %s already", reply_id, state)
                 if state in get_args(protocol.EndState):
@@ -293,8 +294,23 @@ class ModelThread(threading.Thread):
             if job.stopped:
                 self._end_unrun(job, "stopped", None)
                 return False
+            if self._gave_way(job, blocker):
+                return False
             time.sleep(BLOCKED_POLL)
         return True
+
+    def _gave_way(self, job: Job, blocker: int) -> bool:
+        """Put ``job`` back behind the reply that it waits for, when that waits in this queue.
+
+        Two clients of one session post in one order and reach the worker in another.
+        """
+        with self._changed:
+            for other in self._queue:
+                if (other.run.reply_id, other.run.store) == (blocker, job.run.store):
+                    self._queue.remove(other)
+                    self._queue.extendleft((job, other))
+                    return True
+        return False
 
     def _answer(
         self, job: Job, store: Store, writer: ReplyWriter, outcome: _Outcome, started: float
