@@ -1,0 +1,1 @@
+"""The screens of the program, each beside its stylesheet."""
