@@ -399,3 +399,44 @@ def _noise() -> bytes:
 
 
 NOISE = _noise()
+
+
+def test_closing_waits_for_the_transactions_of_other_threads(tmp_path: Path) -> None:
+    # Closing a connection under another thread's statement crashes the interpreter: the rounds
+    # run in a process of their own.
+    code = """
+import sys, threading, time
+from pathlib import Path
+from tuichat.api import StoreError
+from tuichat.store import Store
+
+def write(store, session, poster, refused):
+    try:
+        for _ in range(200):
+            store.post(session, "x" * 2000, [], poster=poster, backend="e", model="e")
+            store.path(session)
+    except StoreError as error:
+        refused.append(str(error))
+
+for number in range(20):
+    store = Store.open(Path(sys.argv[1]) / str(number))
+    owner = store.register_owner()
+    session = store.create_session(system=None, backend="e", model="e")
+    refused = []
+    threads = [
+        threading.Thread(target=write, args=(store, session, owner.token, refused))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.03)
+    store.close()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 2 and all("closed already" in text for text in refused), refused
+    owner.release()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")

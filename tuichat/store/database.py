@@ -78,18 +78,24 @@ class Database:
         self._process = os.getpid()
         self._closed = False
         self._local = threading.local()
-        self._guard = threading.Lock()
+        self._guard = threading.Condition()
+        self._active = 0  # transactions under way, of all threads
         self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
         self._journal = "wal"
         with translated(root), _opening(root):
             self._prepare(migrations)
 
     def close(self) -> None:
-        """Close the connections of all threads. Does nothing the second time."""
+        """Close the connections of all threads, after the transactions that are under way.
+
+        Does nothing the second time. A transaction that begins later raises StoreError.
+        """
         if self._process != os.getpid():
             return  # SQLite forbids touching a parent's connections
         with self._guard:
             self._closed = True
+            # A connection that is closed under another thread's statement crashes the process.
+            self._guard.wait_for(lambda: self._active == 0)
             connections = list(self._connections)
         for connection in connections:
             connection.close()
@@ -118,7 +124,7 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, begin: str) -> Iterator[Transaction]:
-        with translated(self.root):
+        with translated(self.root), self._under_way():
             connection = self._connection()
             connection.execute(begin)
             try:
@@ -128,6 +134,22 @@ class Database:
                 if connection.in_transaction:  # some errors roll back by themselves
                     connection.execute("ROLLBACK")
                 raise
+
+    @contextlib.contextmanager
+    def _under_way(self) -> Iterator[None]:
+        with self._guard:
+            if self._closed:
+                raise self._closed_already()
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._active -= 1
+                self._guard.notify_all()
+
+    def _closed_already(self) -> StoreError:
+        return StoreError(f"The store in {shown(self.root)} is closed already: start tuichat again")
 
     def _connection(self) -> sqlite3.Connection:
         if self._process != os.getpid():
@@ -146,9 +168,7 @@ class Database:
         with self._guard:
             if self._closed:
                 connection.close()
-                raise StoreError(
-                    f"The store in {shown(self.root)} is closed already: start tuichat again"
-                )
+                raise self._closed_already()
             self._connections.add(connection)
         self._configure(connection.raw)
         return connection
