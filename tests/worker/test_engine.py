@@ -137,6 +137,17 @@ async def test_a_killed_worker_interrupts_the_reply_and_the_next_message_starts_
     await talk.ended(again.reply_id)
 
 
+async def test_another_answer_to_a_question_is_a_sibling_of_the_first(open_engine: Any) -> None:
+    talk = await open_engine()
+    first = await talk.ask("once more")
+    again = await talk.engine.regenerate(first.id)
+    assert (await talk.ended(again)).state == "done"
+    reply = talk.engine.turn(again)
+    assert reply.siblings == (first.id, again)
+    assert [turn.id for turn in talk.engine.transcript()][-1] == again
+    assert reply.text == "user: once more"
+
+
 async def test_two_clients_share_one_worker(open_engine: Any) -> None:
     talks = await asyncio.gather(*(open_engine() for _ in range(4)))
     replies = await asyncio.gather(*(talk.ask(f"from {n}") for n, talk in enumerate(talks)))

@@ -57,9 +57,17 @@ def test_client_frames_round_trip(store: str, reply_id: int, options: dict[str, 
     frame = protocol.Run(reply_id, store, options={k: v for k, v in options.items() if v != 2**64})
     try:
         wire = protocol.encode(frame)
-    except (UnicodeEncodeError, OverflowError):
-        return  # lone surrogates and integers beyond 64 bits never reach a frame
+    except OverflowError:
+        return  # integers beyond 64 bits never reach a frame
     assert protocol.decode_client(wire[4:]) == frame
+
+
+def test_what_a_backend_says_can_always_be_sent() -> None:
+    frame = protocol.Finished(1, "failed", "caf\udce9", (ROW,))
+    sent = protocol.decode_worker(protocol.encode(frame)[4:])
+    assert sent == protocol.Finished(1, "failed", "caf?", (ROW,))
+    with pytest.raises(UnicodeEncodeError):
+        protocol.encode(protocol.Run(1, "/home/caf\udce9"))
 
 
 def test_a_frame_may_arrive_in_pieces() -> None:
@@ -69,7 +77,7 @@ def test_a_frame_may_arrive_in_pieces() -> None:
 
 @pytest.mark.parametrize("cut", [0, 3, 4, 10])
 def test_a_cut_stream_is_an_end(cut: int) -> None:
-    assert received(protocol.encode(protocol.Stop(7))[:cut]) is None
+    assert received(protocol.encode(protocol.Stop(7, "/store"))[:cut]) is None
 
 
 def test_a_length_beyond_the_bound_is_refused_before_it_is_read() -> None:
@@ -97,6 +105,7 @@ def test_identity_tells_workers_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         protocol.WorkerSpec("llava", "demo", options={"attn": "eager"}),
         protocol.WorkerSpec("llava", "demo", distribution="tuichat 9"),
     ]
+    assert protocol.WorkerSpec("llava", "demo", offline=True).identity == base.identity
     identities = {base.identity, *(other.identity for other in others)}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     identities.add(base.identity)

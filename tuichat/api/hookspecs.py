@@ -63,7 +63,11 @@ def tuichat_align_dtype(loaded: Loaded) -> DtypeReport | None:
 
 @hookspec(firstresult=True)
 def tuichat_image_tokens(loaded: Loaded, width: int, height: int) -> int | None:
-    """How many tokens an image of ``width`` × ``height`` pixels will cost. Arithmetic only."""
+    """How many tokens an image of ``width`` × ``height`` pixels will cost.
+
+    Arithmetic only: unlike every other hook it may be called from another thread while the model
+    generates.
+    """
 
 
 @hookspec(firstresult=True)

@@ -9,10 +9,11 @@ else happens to it, and every reply ends in exactly one ``ReplyEnded``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuichat.api import (
     BackendError,
@@ -23,6 +24,7 @@ from tuichat.api import (
     TuichatError,
 )
 from tuichat.engine import events
+from tuichat.engine.endings import Endings
 from tuichat.engine.link import WorkerLink
 from tuichat.engine.selection import Selection, select
 from tuichat.engine.settings import Settings
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DESCRIBE_WAIT_S = 1.0
+"""Seconds that the first message waits for its backend to describe itself."""
+
+STOP_WAIT_S = 2.0
+"""Seconds to wait for replies to stop before leaving a store that nobody will read."""
+
 
 class Engine:
     """A conversation with one backend; make it with ``Engine.open``."""
@@ -48,10 +56,12 @@ class Engine:
         self._hold: SessionHold | None = None
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._link = WorkerLink(self._events.put_nowait, self._abandoned)
+        self._endings = Endings(store, self._events.put_nowait)
+        self._link = WorkerLink(
+            self._choose, self._events.put_nowait, self._endings.undelivered, self._endings.lost
+        )
         self._preparing = asyncio.Lock()
         self._selection: Selection | None = None
-        self._deliveries: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ opening and closing
 
@@ -71,7 +81,9 @@ class Engine:
         """
         store, notice = await asyncio.to_thread(_open_store, keep, session is not None)
         try:
-            found = None if session is None else store.resolve_session(session)
+            found = None
+            if session is not None:
+                found = await asyncio.to_thread(store.resolve_session, session)
             engine = cls(settings, store, None if found is None else found.id)
             if notice is not None:
                 engine._events.put_nowait(events.Noticed(notice))
@@ -102,9 +114,9 @@ class Engine:
 
     async def close(self) -> None:
         """Leave. The worker finishes what it has, and what it says is in the store."""
-        for task in list(self._deliveries):
-            task.cancel()
-        await asyncio.gather(*self._deliveries, return_exceptions=True)
+        if self._store.is_temporary:
+            # Nobody will ever read the answers.
+            await self._stop_all()
         await self._link.close()
         if self._hold is not None:
             self._hold.release()
@@ -237,7 +249,6 @@ class Engine:
         async with self._preparing:
             if self._selection is None:
                 self._selection = await asyncio.to_thread(select, self.settings)
-                self._link.turn_options = self._selection.turn_options
 
     async def start(self) -> None:
         """Have a worker; returns when it is connected, its model may still be loading.
@@ -246,9 +257,12 @@ class Engine:
             BackendError: see ``prepare``.
             WorkerError: it cannot be started.
         """
+        await self._link.connect()
+
+    async def _choose(self) -> Selection:
         await self.prepare()
         assert self._selection is not None
-        await self._link.connect(self._selection.spec)
+        return self._selection
 
     # ------------------------------------------------------------------ turns
 
@@ -260,8 +274,10 @@ class Engine:
             StoreError: the message cannot be stored.
             In both cases nothing was stored, and the draft is the caller's to keep.
         """
-        if len(images) > 1:
-            await self.prepare()
+        if self._selection is None:
+            # For the model's name and its limits; but a message never waits long for a plugin.
+            with contextlib.suppress(TimeoutError, TuichatError):
+                await asyncio.wait_for(asyncio.shield(self.prepare()), DESCRIBE_WAIT_S)
         self._check_limits(images)
         posted = await asyncio.to_thread(self._post, text, images)
         self._deliver(posted.reply_id)
@@ -294,10 +310,7 @@ class Engine:
         if not self._link.stop(reply_id) and reply_id in self.active:
             # No worker has it yet, so it can be ended here.
             self._link.forget(reply_id)
-            await asyncio.to_thread(
-                lambda: self._store.decline(reply_id, "stopped", stop_reason="stopped")
-            )
-            self._events.put_nowait(events.ReplyEnded(reply_id, "stopped", None))
+            await self._endings.stopped(reply_id)
 
     def _check_limits(self, images: Sequence[ImageRecord]) -> None:
         most = self.capabilities.max_images_per_turn
@@ -307,7 +320,7 @@ class Engine:
                 f"{len(images)}: send the others with the next message."
             )
 
-    def _params(self) -> dict[str, object]:
+    def _params(self) -> dict[str, Any]:
         settings = self.settings
         return {
             "max_new_tokens": settings.max_new_tokens,
@@ -318,14 +331,15 @@ class Engine:
 
     def _post(self, text: str, images: Sequence[ImageRecord]) -> Posted:
         settings = self.settings
-        if self.session_id is None:
+        session_id = self.session_id
+        if session_id is None:
             session_id = self._store.create_session(
                 system=settings.system, backend=settings.backend, model=self.model
             )
             self._hold_session(session_id)
             self.session_id = session_id
         return self._store.post(
-            self.session_id,
+            session_id,
             text,
             images,
             poster=self._owner.token,
@@ -335,44 +349,17 @@ class Engine:
         )
 
     def _deliver(self, reply_id: int) -> None:
-        settings = self.settings
         self._link.run(
-            protocol.Run(
-                reply_id=reply_id,
-                store=str(self._store.root),
-                max_new_tokens=settings.max_new_tokens,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                seed=settings.seed,
-            )
+            protocol.Run(reply_id=reply_id, store=str(self._store.root), **self._params())
         )
-        if self.phase in ("absent", "failed"):
-            task = asyncio.create_task(self._start_for(reply_id))
-            self._deliveries.add(task)
-            task.add_done_callback(self._deliveries.discard)
 
-    async def _start_for(self, reply_id: int) -> None:
-        try:
-            await self.start()
-        except TuichatError as error:
-            await self._link.abandon(reply_id, str(error))
-
-    # ------------------------------------------------------------------ replies without a worker
-
-    async def _abandoned(self, replies: list[int], sentence: str, unloaded: bool) -> None:
-        state: events.EndState = "failed" if unloaded else "interrupted"
-
-        def end(reply_id: int) -> None:
-            if unloaded:
-                self._store.decline(reply_id, "failed", stop_reason="error", error=sentence)
-            self._store.interrupt(reply_id, sentence)
-
-        for reply_id in replies:
-            try:
-                await asyncio.to_thread(end, reply_id)
-            except StoreError as error:
-                log.warning("reply %d: %s", reply_id, error)
-            self._events.put_nowait(events.ReplyEnded(reply_id, state, sentence))
+    async def _stop_all(self) -> None:
+        for reply_id in self.active:
+            await self.stop(reply_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_WAIT_S):
+                while self.active:
+                    await asyncio.sleep(0.02)
 
 
 def _open_store(keep: bool, needed: bool) -> tuple[Store, str | None]:

@@ -7,12 +7,14 @@ order in which things happened; text in them is raw and has to pass ``sanitize``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tuichat.api import DtypeRow, ModelFacts
 
+if TYPE_CHECKING:
+    from tuichat.worker.protocol import EndState
+
 WorkerPhase = Literal["absent", "starting", "loading", "ready", "failed"]
-EndState = Literal["done", "stopped", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,12 @@ sentence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tuichat.api import BackendError, Capabilities
 from tuichat.engine.settings import Settings
+from tuichat.sanitize import sanitize_line
 from tuichat.worker.protocol import WorkerSpec
 
 
@@ -53,8 +55,8 @@ def select(settings: Settings) -> Selection:
             f"it takes {', '.join(quantisations)}."
         )
     load_options, turn_options = catalog.parse_options(info, settings.options)
-    model = catalog.resolve_model(info, entry.ref, settings.model)
-    return Selection(
+    model = _absolute(catalog.resolve_model(info, entry.ref, settings.model))
+    selection = Selection(
         title=info.title,
         model="demo" if settings.model == "demo" else model,
         spec=WorkerSpec(
@@ -71,3 +73,17 @@ def select(settings: Settings) -> Selection:
         turn_options=turn_options,
         declared=info.capabilities,
     )
+    try:
+        _ = selection.spec.identity
+    except UnicodeEncodeError as error:
+        raise BackendError(
+            f"{sanitize_line(str(error.object))} is not valid UTF-8: rename the folder, or give "
+            "another value."
+        ) from None
+    return selection
+
+
+def _absolute(model: str) -> str:
+    """A local folder by its full path: the worker stands in another folder than the caller."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.is_dir() else model

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -24,9 +25,13 @@ import msgspec
 from tuichat import __version__, paths
 from tuichat.api import WorkerError
 from tuichat.worker import protocol
+from tuichat.worker.peer import peer_uid
 
 HANDSHAKE_S = 60.0
 """Seconds for a worker to say welcome: Python itself may take long to start on a busy machine."""
+
+STOP_S = 10.0
+"""Seconds that a worker has to end when it is asked to."""
 
 LOG_BOUND = 4 * 1024 * 1024
 """Bytes of a worker's log that are kept when the next one with its identity starts."""
@@ -123,6 +128,7 @@ def _spawn(spec: protocol.WorkerSpec, listener: socket.socket) -> subprocess.Pop
             stderr=subprocess.STDOUT,
             pass_fds=(listener.fileno(),),
             start_new_session=True,
+            cwd="/",
         )
     _children[:] = [child for child in _children if child.poll() is None]
     _children.append(process)
@@ -153,34 +159,63 @@ def _connect_or_spawn(
 
 def _write_record(spec: protocol.WorkerSpec, pid: int) -> None:
     record = WorkerHandle(spec.identity, pid, spec.backend, spec.model)
-    (paths.runtime_dir() / f"{spec.identity}.json").write_bytes(msgspec.json.encode(record))
+    path = paths.runtime_dir() / f"{spec.identity}.json"
+    whole = path.with_suffix(".new")
+    whole.write_bytes(msgspec.json.encode(record))
+    whole.replace(path)
 
 
-async def _greet(
-    client: socket.socket,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, protocol.Welcome | None]:
-    """Shake hands; None when the worker was just ending and turned us away."""
+_Greeted = tuple[asyncio.StreamReader, asyncio.StreamWriter, protocol.Welcome | None]
+
+
+async def _greet(client: socket.socket, within: float) -> _Greeted:
+    """Shake hands; None when the worker was just ending and turned us away.
+
+    Raises:
+        TimeoutError: no answer.
+        WorkerError: whoever answers is no worker of this user's.
+    """
     client.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=client)
-    writer.write(protocol.encode(protocol.Hello()))
     try:
-        body = await asyncio.wait_for(protocol.read_body(reader), HANDSHAKE_S)
-    except ConnectionError:
+        if peer_uid(client) != os.getuid():
+            raise WorkerError(
+                f"The socket in {paths.runtime_dir()} belongs to another user: set TUICHAT_HOME "
+                "to a folder of yours."
+            )
+        writer.write(protocol.encode(protocol.Hello()))
         body = None
-    except asyncio.CancelledError:  # whoever leaves now would leave the socket behind
+        with contextlib.suppress(ConnectionError):
+            body = await asyncio.wait_for(protocol.read_body(reader), within)
+        welcome = None if body is None else protocol.decode_worker(body)
+        if welcome is not None and not isinstance(welcome, protocol.Welcome):
+            raise protocol.FrameError("no welcome")
+    except (protocol.FrameError, protocol.DecodeError) as error:
+        writer.close()
+        raise WorkerError(
+            f"The worker does not speak as it should ({error}): end it with `tuichat stop --all`."
+        ) from None
+    except BaseException:  # whoever leaves now would leave the socket behind
         writer.close()
         raise
-    except TimeoutError:
-        raise WorkerError(
-            f"The worker did not answer within {HANDSHAKE_S:.0f} seconds: "
-            "end it with `tuichat stop --all` and try again."
-        ) from None
-    welcome = None if body is None else protocol.decode_worker(body)
-    if welcome is not None and not isinstance(welcome, protocol.Welcome):
-        raise WorkerError(
-            "The worker spoke before it was greeted: end it with `tuichat stop --all`."
-        )
     return reader, writer, welcome
+
+
+async def _reach(
+    spec: protocol.WorkerSpec,
+) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+    """``_connect_or_spawn`` in a thread, whose socket is not lost when we are cancelled."""
+    reaching = asyncio.ensure_future(asyncio.to_thread(_connect_or_spawn, spec))
+
+    def close(done: asyncio.Future[tuple[socket.socket, subprocess.Popen[bytes] | None]]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.result()[0].close()
+
+    try:
+        return await asyncio.shield(reaching)
+    except asyncio.CancelledError:
+        reaching.add_done_callback(close)
+        raise
 
 
 async def connect(spec: protocol.WorkerSpec) -> Connection:
@@ -191,10 +226,15 @@ async def connect(spec: protocol.WorkerSpec) -> Connection:
     """
     for _ in range(3):
         try:
-            client, process = await asyncio.to_thread(_connect_or_spawn, spec)
+            client, process = await _reach(spec)
+            reader, writer, welcome = await _greet(client, HANDSHAKE_S)
+        except TimeoutError:
+            raise WorkerError(
+                f"The worker did not answer within {HANDSHAKE_S:.0f} seconds: "
+                "end it with `tuichat stop --all` and try again."
+            ) from None
         except OSError as error:
             raise WorkerError(f"The worker process could not be started: {error}.") from error
-        reader, writer, welcome = await _greet(client)
         if welcome is None:
             writer.close()
             continue
@@ -211,18 +251,22 @@ async def connect(spec: protocol.WorkerSpec) -> Connection:
 
 
 def list_workers() -> list[WorkerHandle]:
-    """Workers whose sockets answer; records of dead ones are removed."""
+    """Workers whose sockets answer; records of dead ones are removed.
+
+    Raises:
+        WorkerError: the runtime folder is not to be trusted.
+    """
     found = []
-    for record in sorted(paths.runtime_dir().glob("*.json")):
-        try:
-            handle = msgspec.json.decode(record.read_bytes(), type=WorkerHandle)
-        except (OSError, msgspec.DecodeError):
-            record.unlink(missing_ok=True)
-            continue
-        with _start_lock(handle.identity), socket.socket(socket.AF_UNIX) as probe:
+    try:
+        records = sorted(paths.runtime_dir().glob("*.json"))
+    except OSError as error:
+        raise WorkerError(f"Workers cannot be looked for: {error}.") from error
+    for record in records:
+        with _start_lock(record.stem), socket.socket(socket.AF_UNIX) as probe:
             try:
-                probe.connect(os.fspath(paths.socket_path(f"{handle.identity}.sock")))
-            except OSError:
+                handle = msgspec.json.decode(record.read_bytes(), type=WorkerHandle)
+                probe.connect(os.fspath(paths.socket_path(f"{record.stem}.sock")))
+            except (OSError, msgspec.DecodeError):
                 record.unlink(missing_ok=True)
                 continue
         found.append(handle)
@@ -230,29 +274,31 @@ def list_workers() -> list[WorkerHandle]:
 
 
 async def stop_worker(handle: WorkerHandle) -> bool:
-    """Ask a worker to end, its replies stopped and kept; True once it is gone.
+    """End a worker, its replies stopped and kept; False when it had ended by itself.
 
-    One that does not answer, because a load or a kernel holds it, is killed.
+    One that does not end within ``STOP_S``, because a load or a kernel holds it, is killed.
     """
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         client.connect(os.fspath(paths.socket_path(f"{handle.identity}.sock")))
     except OSError:
         client.close()
-        return True
-    reader, writer, welcome = await _greet(client)
-    if welcome is None:
-        writer.close()
-        return True
-    writer.write(protocol.encode(protocol.Shutdown()))
+        return False
+    writer = None
     try:
-        async with asyncio.timeout(10):
-            while await protocol.read_body(reader) is not None:
-                pass
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(welcome.pid, 9)
-    except ConnectionError:
+        async with asyncio.timeout(STOP_S):
+            reader, writer, welcome = await _greet(client, STOP_S)
+            if welcome is not None and welcome.protocol == protocol.PROTOCOL:
+                writer.write(protocol.encode(protocol.Shutdown()))
+                with contextlib.suppress(ConnectionError):
+                    while await protocol.read_body(reader) is not None:
+                        pass
+                return True
+    except (TimeoutError, WorkerError):
         pass
-    writer.close()
+    finally:
+        if writer is not None:
+            writer.close()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(handle.pid, signal.SIGKILL)
     return True

@@ -35,7 +35,7 @@ from tuichat.pluginhost.stream import deltas
 
 
 class Backend:
-    """One backend, imported in this process. Not thread-safe: one call at a time."""
+    """One backend, imported in this process. One call at a time, but for ``image_tokens``."""
 
     def __init__(self, registered: Registered) -> None:
         from tuichat.torchkit import hooks as torchkit_hooks

@@ -14,6 +14,7 @@ from tuichat.api.errors import BackendError, TuichatError
 from tuichat.sanitize import sanitize, sanitize_line
 
 _LIMIT = 240
+_SENTENCE_LIMIT = 600
 _log = logging.getLogger(__name__)
 
 
@@ -49,12 +50,14 @@ def to_sentence(
         error: caught from a plugin, SystemExit and KeyboardInterrupt included.
         failed: beginning of the sentence, e.g. ``Backend 'echo' failed to load the model``.
         kind: type of the result, unless ``error`` is a TuichatError: that is made for people
-            already, and is handed on as it is.
+            already, and is handed on, its text made one bounded line where it is not.
 
     Raise the result outside the ``except`` block: there it would get ``error`` as its context.
     """
     if isinstance(error, TuichatError):
         result: TuichatError = error
+        if (line := brief(str(error), _SENTENCE_LIMIT)) != str(error):
+            error.args = (line,)
         _log.info("%s: %s", failed, traceback_text(error))
     else:
         result = kind(f"{failed}: {cause_of(error)}; the traceback is in the log")

@@ -23,14 +23,23 @@ from tuichat.worker.server import Server
 
 
 async def _serve(listener: socket.socket, spec: WorkerSpec) -> None:
-    await Server(listener, spec).serve()
+    code = 0
+    try:
+        await Server(listener, spec).serve()
+    except Exception:
+        logging.getLogger(__name__).exception("the worker failed")
+        code = 1
+    # From inside the loop: outside, it would wait for threads, and a load, an unload or a hook
+    # that hangs cannot be interrupted; the process is what ends.
+    logging.shutdown()
+    os._exit(code)
 
 
 def main() -> None:
     """Serve until there is no reason to live, then leave without waiting for anybody's threads."""
     faulthandler.enable()
     logging.basicConfig(
-        level=os.environ.get("TUICHAT_LOG", "INFO"),
+        level=logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.captureWarnings(True)
@@ -39,15 +48,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec)
     listener = socket.socket(fileno=int(sys.argv[1]))
-    code = 0
-    try:
-        asyncio.run(_serve(listener, spec))
-    except BaseException:
-        logging.getLogger(__name__).exception("the worker failed")
-        code = 1
-    # A load cannot be interrupted from inside: the process is what ends.
-    logging.shutdown()
-    os._exit(code)
+    asyncio.run(_serve(listener, spec))
 
 
 if __name__ == "__main__":

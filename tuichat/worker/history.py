@@ -83,7 +83,8 @@ def conversation_of(
                 turns.append(Turn("assistant", record.text))
             continue
         reply = history[position + 1] if position + 1 < len(history) else None
-        if reply is not None and reply.state == "failed":
+        # One that no worker ever took failed for a reason of its own: the model was not there.
+        if reply is not None and reply.state == "failed" and reply.owner is not None:
             failed += 1
             continue
         turn = Turn("user", record.text, _readable(store, record.images, notices))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import sys
 from typing import Any, Literal
 
 import msgspec
@@ -45,13 +46,25 @@ class WorkerSpec(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """16 hex digits: equal exactly when one worker can serve both."""
-        visible = {
-            name: os.environ.get(name, "")
-            for name in ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE")
-        }
-        key = msgspec.json.encode((__version__, PROTOCOL, self, visible), order="sorted")
+        """16 hex digits: equal exactly when one worker can serve both.
+
+        The version of tuichat is not in it: a worker of another version is met, and told apart by
+        the handshake, instead of holding the device a second time.
+
+        Raises:
+            UnicodeEncodeError: a setting cannot be written as UTF-8.
+        """
+        surroundings = {name: os.environ.get(name, "") for name in _SURROUNDINGS}
+        # A worker that may open a connection serves one that may not: its model is loaded.
+        key = msgspec.json.encode(
+            (msgspec.structs.replace(self, offline=False), sys.prefix, surroundings),
+            order="sorted",
+        )
         return hashlib.sha256(key).hexdigest()[:16]
+
+
+_SURROUNDINGS = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE")
+"""Environment variables that make another model, or another device, of the same settings."""
 
 
 # --------------------------------------------------------------------------- client → worker
@@ -80,6 +93,8 @@ class Stop(msgspec.Struct, tag="stop"):
     """Stop a reply, running or queued; what it has is kept."""
 
     reply_id: int
+    store: str
+    """As in ``Run``: an id is unique in its store only."""
 
 
 class Measure(msgspec.Struct, tag="measure"):
@@ -201,11 +216,33 @@ class FrameError(Exception):
 
 
 def encode(frame: ClientFrame | WorkerFrame) -> bytes:
-    """One frame, length first."""
-    body = _encoder.encode(frame)
+    """One frame, length first.
+
+    Raises:
+        FrameError: it exceeds the bound.
+        UnicodeEncodeError: a client's frame holds a lone surrogate.
+    """
+    try:
+        body = _encoder.encode(frame)
+    except UnicodeEncodeError:
+        # What a plugin says may hold anything; where a client's files are must stay exact.
+        if isinstance(frame, ClientFrame):
+            raise
+        body = _encoder.encode(_encodable(frame))
     if len(body) > MAX_FRAME:
         raise FrameError(f"a frame of {len(body)} bytes exceeds the bound of {MAX_FRAME}")
     return len(body).to_bytes(4, "big") + body
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, tuple):
+        return tuple(map(_encodable, value))
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _encodable(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    return value
 
 
 async def read_body(reader: asyncio.StreamReader) -> bytes | None:

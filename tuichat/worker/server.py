@@ -13,31 +13,24 @@ import contextlib
 import logging
 import os
 import socket
-import struct
-import sys
 
 from tuichat import __version__
 from tuichat.api import TuichatError
 from tuichat.worker import protocol
+from tuichat.worker.jobs import Key
 from tuichat.worker.model import ModelThread
+from tuichat.worker.peer import peer_uid
 
 log = logging.getLogger(__name__)
 
 FIRST_CLIENT_WITHIN = 60.0
 """Seconds to wait for the process that started this one."""
 
+UNLOAD_S = 5.0
+"""Seconds that a backend has to clean up; the end of the process frees the memory anyway."""
+
 MAX_BACKLOG = 8 * 1024 * 1024
 """Bytes queued for one client; one that reads no more is let go, the store has everything."""
-
-
-def peer_uid(sock: socket.socket) -> int:
-    """The user id at the other end of a Unix socket."""
-    if sys.platform == "linux":
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", credentials)[1])
-    # LOCAL_PEERCRED of the BSDs: version, uid, ...
-    credentials = sock.getsockopt(0, 1, struct.calcsize("2i"))
-    return int(struct.unpack("2i", credentials)[1])
 
 
 class Client:
@@ -46,8 +39,10 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self.replies: set[int] = set()
-        """Replies that this client asked for."""
+        self.replies: set[Key] = set()
+        """Replies that this client asked for and that have not ended."""
+        self.stores: set[str] = set()
+        """Stores that they were in."""
 
     def send(self, frame: protocol.WorkerFrame) -> None:
         """Queue a frame; never waits."""
@@ -58,7 +53,10 @@ class Client:
             log.warning("a client reads no more; it is let go")
             transport.abort()
             return
-        self._writer.write(protocol.encode(frame))
+        try:
+            self._writer.write(protocol.encode(frame))
+        except (protocol.FrameError, UnicodeEncodeError):
+            log.exception("a frame was not sent")
 
     async def receive(self) -> protocol.ClientFrame | None:
         """The next frame, None at the end."""
@@ -78,7 +76,7 @@ class Server:
     def __init__(self, listener: socket.socket, spec: protocol.WorkerSpec) -> None:
         self._listener = listener
         self._clients: set[Client] = set()
-        self._had_client = False
+        self._measuring: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loading: protocol.Loading | None = None
@@ -88,36 +86,40 @@ class Server:
         """Run until the worker has no reason to live."""
         server = await asyncio.start_unix_server(self._serve_client, sock=self._listener)
         self._model.start()
-        self._loop.call_later(FIRST_CLIENT_WITHIN, self._end_if_idle)
+        self._loop.call_later(FIRST_CLIENT_WITHIN, self._let_go)
         await self._ended.wait()
-        # New clients are turned away before the queue is looked at for the last time: one that
-        # connected meanwhile gets no Welcome, and starts another worker.
+        # Whoever connected meanwhile gets no welcome, and starts another worker.
         server.close()
         for client in list(self._clients):
             await client.close()
-        await asyncio.to_thread(self._model.unload)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self._model.unload), UNLOAD_S)
 
     # ------------------------------------------------------------------ frames from the model
 
-    def _emit(self, frame: protocol.WorkerFrame | protocol.Idle) -> None:
-        """From any thread."""
+    def _emit(self, frame: protocol.WorkerFrame | protocol.Idle, about: Key | None = None) -> None:
+        """From any thread; to the client that asked for the reply ``about``, or to all."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it every client
-            self._loop.call_soon_threadsafe(self._dispatch, frame)
+            self._loop.call_soon_threadsafe(self._dispatch, frame, about)
 
-    def _dispatch(self, frame: protocol.WorkerFrame | protocol.Idle) -> None:
+    def _dispatch(self, frame: protocol.WorkerFrame | protocol.Idle, about: Key | None) -> None:
         if isinstance(frame, protocol.Idle):
-            self._end_if_idle()
+            self._let_go()
             return
         if isinstance(frame, protocol.Loading):
             self._loading = frame
-        reply_id = getattr(frame, "reply_id", None)
-        for client in self._clients:
-            if reply_id is None or reply_id in client.replies:
-                client.send(frame)
         if isinstance(frame, protocol.LoadFailed):
             self._ended.set()
+        for client in self._clients:
+            if about is None or about in client.replies:
+                client.send(frame)
+                if isinstance(frame, protocol.Finished) and about is not None:
+                    client.replies.discard(about)
 
-    def _end_if_idle(self) -> None:
+    def _let_go(self) -> None:
+        """Close stores that nobody uses, and end when nobody is here and nothing is left to do."""
+        used: set[str] = set().union(*(client.stores for client in self._clients))
+        self._model.close_stores_but(used)
         if not self._clients and not self._model.busy:
             self._ended.set()
 
@@ -136,16 +138,16 @@ class Server:
                 return
             while (frame := await client.receive()) is not None:
                 await self._handle(client, frame)
-        except (protocol.FrameError, protocol.DecodeError, ConnectionError) as error:
+        except (protocol.FrameError, protocol.DecodeError, OSError) as error:
             log.warning("a client was let go: %s", error)
         finally:
             self._clients.discard(client)
             await client.close()
-            self._end_if_idle()
+            self._let_go()
 
     async def _greet(self, client: Client) -> bool:
         hello = await asyncio.wait_for(client.receive(), 10)
-        if not isinstance(hello, protocol.Hello):
+        if not isinstance(hello, protocol.Hello) or self._ended.is_set():
             return False
         client.send(protocol.Welcome(protocol.PROTOCOL, __version__, os.getpid()))
         if hello.protocol != protocol.PROTOCOL:
@@ -158,20 +160,27 @@ class Server:
         return True
 
     async def _handle(self, client: Client, frame: protocol.ClientFrame) -> None:
+        """Do what a client asks; a store that fails is told to that client and ends nothing."""
         match frame:
             case protocol.Run():
-                client.replies.add(frame.reply_id)
+                about = (frame.store, frame.reply_id)
+                client.replies.add(about)
+                client.stores.add(frame.store)
                 try:
                     ahead = await asyncio.to_thread(self._model.submit, frame)
                 except TuichatError as error:
+                    client.replies.discard(about)
                     client.send(protocol.Finished(frame.reply_id, "failed", str(error), ()))
                     return
                 client.send(protocol.Accepted(frame.reply_id, ahead))
             case protocol.Stop():
-                await asyncio.to_thread(self._model.stop_reply, frame.reply_id)
+                about = (frame.store, frame.reply_id)
+                await asyncio.to_thread(self._model.stop_reply, about)
             case protocol.Measure():
-                tokens = await asyncio.to_thread(self._model.measure, frame.width, frame.height)
-                client.send(protocol.Cost(frame.width, frame.height, tokens))
+                # By itself: a backend that takes its time must not hold up a stop.
+                task = asyncio.create_task(self._measure(client, frame))
+                self._measuring.add(task)
+                task.add_done_callback(self._measuring.discard)
             case protocol.Shutdown():
                 await asyncio.to_thread(self._model.stop_all)
                 while self._model.busy:
@@ -179,3 +188,7 @@ class Server:
                 self._ended.set()
             case protocol.Hello():
                 raise protocol.FrameError("a second hello")
+
+    async def _measure(self, client: Client, frame: protocol.Measure) -> None:
+        tokens = await asyncio.to_thread(self._model.measure, frame.width, frame.height)
+        client.send(protocol.Cost(frame.width, frame.height, tokens))

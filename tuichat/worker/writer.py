@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 COMMIT_INTERVAL = 0.02
 """Seconds between two commits at least: 50 a second are as smooth as a terminal can be."""
 
+ANNOUNCED = 100_000
+"""Characters of one announcement at most, far below the bound on a frame."""
+
 RETRY_INTERVAL = 1.0
 """Seconds before a store that failed is tried again."""
 
@@ -73,13 +76,21 @@ class ReplyWriter:
                 self._thinking.append(thinking)
             self._changed.notify()
 
-    def close(self) -> bool:
-        """Commit the rest. False when the store would not take all of it."""
+    def close(self) -> None:
+        """End the thread, once all that was pushed was announced and offered to the store."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join()
-        return self._unsaved == ("", "")
+
+    def save_rest(self) -> None:
+        """After ``close``: offer the store again what it would not take.
+
+        Raises:
+            StoreError: it still will not.
+        """
+        if self._unsaved != ("", ""):
+            self._append(self._unsaved)
 
     def _run(self) -> None:
         last_try = 0.0
@@ -110,15 +121,18 @@ class ReplyWriter:
         self._unsaved = rest
         if retry or not failing:
             try:
-                self._store.append(self._reply_id, self._seq + 1, *rest, owner=self._owner)
+                self._append(rest)
             except ReplyLost as error:
                 self._lost = error
             except StoreError as error:
                 if not failing:
                     self._complain(str(error))
-            else:
-                self._seq += 1
-                self._unsaved = ("", "")
         # What the store would not take is shown all the same: the reader was told of it above.
-        if text or thinking:
-            self._announce(self._seq, text, thinking)
+        for start in range(0, max(len(text), len(thinking)), ANNOUNCED):
+            piece = slice(start, start + ANNOUNCED)
+            self._announce(self._seq, text[piece], thinking[piece])
+
+    def _append(self, rest: tuple[str, str]) -> None:
+        self._store.append(self._reply_id, self._seq + 1, *rest, owner=self._owner)
+        self._seq += 1
+        self._unsaved = ("", "")
