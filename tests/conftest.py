@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,14 +25,16 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for _name in ("TUICHAT_BACKEND", "NO_COLOR", "COLORTERM", "TMUX", "COLUMNS", "LINES"):
     os.environ.pop(_name, None)
 
+# A shell that starts the tests in the background has them ignore Ctrl+C, and so would every program
+# that they start, tuichat included.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _session_home() -> Iterator[Path]:
-    """One folder for whatever a test writes without asking for a folder of its own.
-
-    It is short: a Unix socket lies in it, and their paths end at 104 bytes on some systems.
-    """
-    home = Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp"))
+    """One folder for whatever a test writes without asking for a folder of its own."""
+    home = Path(tempfile.mkdtemp(prefix="tuichat-tests-"))
     os.environ["TUICHAT_HOME"] = str(home)
     yield home
     shutil.rmtree(home, ignore_errors=True)
