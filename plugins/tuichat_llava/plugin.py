@@ -1,15 +1,16 @@
-"""The backend ``llava``: LLaVA-1.5 and its kin, in half precision, with a bundled demo model.
+"""The backend ``llava``: LLaVA-1.5, NeXT and OneVision, in half precision, with a demo model.
 
-Owns what is LLaVA's own: which checkpoints there are and which class runs them. Everything else is
-torchkit's, as it would be for a stranger's backend. Invariant: describing the backend imports
-neither torch nor transformers.
+Owns what is LLaVA's own: which checkpoints there are, which class runs them, what their settings
+get wrong (``processor``) and what an image costs (``tiles``). Everything else is torchkit's, as it
+would be for a stranger's backend. Invariant: describing the backend imports neither torch nor
+transformers.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tuichat.api import (
     API_VERSION,
@@ -17,7 +18,6 @@ from tuichat.api import (
     Capabilities,
     Conversation,
     DtypeReport,
-    KnownModel,
     Loaded,
     LoadRequest,
     Option,
@@ -25,30 +25,15 @@ from tuichat.api import (
     Prompt,
     hookimpl,
 )
+from tuichat_llava.models import MODELS
 
-_GIB = 1 << 30
 _ATTENTION = ("sdpa", "eager", "flash_attention_2")
 
-MODELS = (
-    KnownModel(
-        "llava-hf/llava-1.5-7b-hf",
-        bytes=14_127_000_000,
-        memory={"none": 15 * _GIB, "8bit": 9 * _GIB, "4bit": 6 * _GIB},
-        context_length=4096,
-    ),
-    KnownModel(
-        "llava-hf/llava-1.5-13b-hf",
-        bytes=26_702_000_000,
-        memory={"none": 27 * _GIB, "8bit": 16 * _GIB, "4bit": 10 * _GIB},
-        context_length=4096,
-    ),
-    KnownModel(
-        "xtuner/llava-llama-3-8b-v1_1-transformers",
-        bytes=16_710_000_000,
-        memory={"none": 17 * _GIB, "8bit": 11 * _GIB, "4bit": 7 * _GIB},
-        context_length=8192,
-    ),
-)
+ARCHITECTURES = {
+    "llava": "LlavaForConditionalGeneration",
+    "llava_next": "LlavaNextForConditionalGeneration",
+    "llava_onevision": "LlavaOnevisionForConditionalGeneration",
+}
 
 CAPABILITIES = Capabilities(
     quantisations=("none", "8bit", "4bit"),
@@ -86,29 +71,22 @@ def tuichat_backend() -> BackendInfo:
 def tuichat_load(request: LoadRequest, progress: ProgressCallback) -> Loaded:
     """Load a LLaVA checkpoint; float16 on a GPU unless something speaks against it."""
     from tuichat import torchkit
-    from tuichat_llava.processor import processor_notices
+    from tuichat_llava.processor import mend, processor_notices, refusal
+    from tuichat_llava.tiles import token_count
 
     loaded = torchkit.load_hub_model(
         request,
         progress,
-        accepted={"llava": "LlavaForConditionalGeneration"},
-        refuse=_refuse,
+        accepted=ARCHITECTURES,
+        refuse=refusal,
+        mend=mend,
+        count_tokens=token_count,
         known=MODELS,
         capabilities=CAPABILITIES,
     )
     handle = loaded.handle
-    found = processor_notices(handle.folder, handle.model.config, handle.square_tokens)
+    found = processor_notices(handle.folder, handle.model.config, handle.images.tokens(1, 1))
     return replace(loaded, facts=replace(loaded.facts, notices=(*loaded.facts.notices, *found)))
-
-
-def _refuse(config: Any) -> str | None:
-    tower = config.vision_config.model_type
-    if tower in ("clip_vision_model", "siglip_vision_model"):
-        return None
-    return (
-        f"its vision tower is a {tower}, whose images take rows of tokens of their own; the "
-        "backend runs CLIP and SigLIP towers"
-    )
 
 
 @hookimpl
@@ -121,8 +99,8 @@ def tuichat_align_dtype(loaded: Loaded) -> DtypeReport:
 
 @hookimpl
 def tuichat_image_tokens(loaded: Loaded, width: int, height: int) -> int:
-    """LLaVA scales every image to one square: the cost does not depend on its size."""
-    return int(loaded.handle.square_tokens)
+    """What an image costs when it is alone; beside others, OneVision's costs less."""
+    return int(loaded.handle.images.tokens(width, height))
 
 
 @hookimpl
@@ -131,7 +109,9 @@ def tuichat_assemble_prompt(loaded: Loaded, conversation: Conversation) -> Promp
     from tuichat import torchkit
 
     handle = loaded.handle
-    return torchkit.assemble_from_template(handle.template, conversation, handle.image_inputs)
+    together = sum(len(turn.images) for turn in conversation.turns)
+    inputs = partial(handle.image_inputs, together=together)
+    return torchkit.assemble_from_template(handle.template, conversation, inputs)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import STYLES, Recipe, build_llava, demo_folder, load_llava
+from small_models import ARCHITECTURES, Recipe, build_model, demo_folder, load_llava
 
 from tuichat import torchkit
 from tuichat.api import Loaded
@@ -27,19 +27,26 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_llava(tmp_path_factory: pytest.TempPathFactory) -> MakeLlava:
-    """``make_llava(style="llama3", …)``: the folder of a small random LLaVA (see ``Recipe``)."""
+    """``make_llava(style="llama3", …)``: the folder of a small random model (see ``Recipe``)."""
 
     def make(**changes: Any) -> Path:
-        return build_llava(tmp_path_factory.mktemp("llava"), Recipe(**changes))
+        return build_model(tmp_path_factory.mktemp("llava"), Recipe(**changes))
 
     return make
 
 
 @pytest.fixture(scope="session")
 def style_folders(make_llava: MakeLlava) -> dict[str, Path]:
-    """One random checkpoint of every prompt style, and the demo's."""
-    folders = {style: make_llava(style=style) for style in STYLES}
+    """One random LLaVA of every prompt style that such checkpoints have, and the demo's."""
+    folders = {style: make_llava(style=style) for style in ("vicuna", "llama3", "ordinal")}
     return {**folders, "demo": demo_folder()}
+
+
+@pytest.fixture(scope="session")
+def architecture_folders(make_llava: MakeLlava, style_folders: dict[str, Path]) -> dict[str, Path]:
+    """One random checkpoint of every architecture, in its usual prompt style."""
+    folders = {name: make_llava(architecture=name) for name in ARCHITECTURES if name != "llava"}
+    return {"llava": style_folders["vicuna"], **folders}
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SCENES, Stop, answer, ask, load_llava, random_conversation, scene, text_of
-from tuichat_llava import plugin
+from conversations import SCENES, ask, random_conversation, scene
+from small_models import Stop, answer, ids_of, load_llava, prompt_of, text_of, without_end
 
 from tuichat import torchkit
 from tuichat.api import (
@@ -46,61 +46,10 @@ def llava(_random_llava: Loaded) -> Iterator[Loaded]:
     torchkit.forget(_random_llava.handle)
 
 
-def prompt_of(loaded: Loaded, conversation: Conversation) -> Prompt:
-    return plugin.tuichat_assemble_prompt(loaded, conversation)
-
-
-def without_end(loaded: Loaded) -> Loaded:
-    """The same model, which never ends by itself."""
-    handle = torchkit.HubVisionLanguageModel(
-        loaded.handle.model,
-        tokenizer=loaded.handle.tokenizer,
-        image_processor=loaded.handle.image_processor,
-        template=loaded.handle.template,
-        facts=replace(loaded.facts, end_ids=frozenset()),
-        folder=loaded.handle.folder,
-    )
-    handle.plan = loaded.handle.plan
-    return Loaded(handle, handle.facts)
-
-
 def _fresh(loaded: Loaded) -> Loaded:
     """The same model behind a handle that nothing is kept for."""
     handle = copy.copy(loaded.handle)
     return Loaded(handle, loaded.facts)
-
-
-def ids_of(loaded: Loaded, prompt: Prompt, count: int, control: Any = None) -> list[int]:
-    """Ids of a greedy answer, read from where the cache remembers them, and the last one."""
-    seen: list[int] = []
-
-    class Recorder:
-        """Every id passes the tokenizer's decoder on its way to the reader."""
-
-        def decode(self, ids: list[int], **_: Any) -> str:
-            seen[:] = ids if len(ids) > len(seen) else seen
-            return "".join(f" {id}" for id in ids)
-
-    handle = without_end(loaded).handle
-    handle._tokenizer = Recorder()
-    params = GenerationParams(max_new_tokens=count)
-    deltas = generation.generate(handle, prompt, params, control or Stop())
-    return [int(id) for id in text_of(list(deltas)).split()]
-
-
-def plain_ids(loaded: Loaded, prompt: Prompt, count: int) -> list[int]:
-    """What ``generate`` of transformers answers greedily to the same prompt."""
-    pixels = [span.inputs["pixel_values"] for span in prompt.spans]
-    images = {"pixel_values": torch.cat(pixels)} if pixels else {}
-    out = loaded.handle.model.generate(
-        input_ids=torch.tensor([list(prompt.ids)]),
-        attention_mask=torch.ones(1, len(prompt.ids), dtype=torch.long),
-        max_new_tokens=count,
-        min_new_tokens=count,
-        do_sample=False,
-        **images,
-    )
-    return out[0, len(prompt.ids) :].tolist()
 
 
 @contextmanager
@@ -116,19 +65,8 @@ def counted_forwards(module: torch.nn.Module) -> Iterator[list[int]]:
 # --------------------------------------------------------------------------- the same tokens
 
 
-def test_tokens_equal_plain_generate(llava: Loaded) -> None:
-    rng = random.Random(3)
-    for _ in range(8):
-        prompt = prompt_of(llava, random_conversation(rng))
-        # min_new_tokens bans the end token in transformers, so compare until it is first chosen.
-        ours, theirs = ids_of(llava, prompt, 24), plain_ids(llava, prompt, 24)
-        end = next((i for i, id in enumerate(ours) if id in llava.facts.end_ids), 24)
-        assert ours[:end] == theirs[:end]
-        assert end > 0
-
-
 def test_prefill_in_chunks_changes_no_token(llava: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt = prompt_of(llava, random_conversation(random.Random(8)))
+    prompt = prompt_of(llava, random_conversation(random.Random(8), exchanges=3, images=3))
     whole = ids_of(llava, prompt, 24)
     monkeypatch.setattr(generation, "PREFILL_CHUNK", 7)
     with counted_forwards(llava.handle.model.get_decoder()) as calls:
@@ -171,39 +109,6 @@ def test_positions_and_next_position_are_the_prompts(llava: Loaded) -> None:
 
 
 # --------------------------------------------------------------------------- prefix reuse
-
-
-def variations(rng: random.Random, conversation: Conversation) -> Iterator[Conversation]:
-    """What happens to a conversation: it grows, is edited, has an image swapped, is left."""
-    turns = conversation.turns
-    yield conversation
-    yield Conversation(
-        conversation.system, (*turns, Turn("assistant", "Two shapes."), Turn("user", "And now?"))
-    )
-    yield Conversation(conversation.system, (*turns[:-1], replace(turns[-1], text="Edited.")))
-    swapped = tuple(
-        replace(turn, images=tuple(rng.choice(SCENES) for _ in turn.images)) for turn in turns
-    )
-    yield Conversation(conversation.system, swapped)
-    yield ask("Another session altogether.", SCENES[2])
-    yield conversation
-
-
-def test_reuse_equals_recomputing_token_for_token(llava: Loaded) -> None:
-    rng = random.Random(5)
-    handle = without_end(llava)
-    reused = 0
-    for _ in range(6):
-        for conversation in variations(rng, random_conversation(rng)):
-            prompt = prompt_of(llava, conversation)
-            with_reuse = answer(handle, prompt, max_new_tokens=12)
-            fresh = answer(without_end(llava), prompt, max_new_tokens=12)
-            assert text_of(with_reuse) == text_of(fresh)
-            usage = with_reuse[-1].usage
-            assert usage is not None
-            assert usage.reused_tokens < usage.prompt_tokens
-            reused += usage.reused_tokens
-    assert reused > 500
 
 
 def test_an_image_swapped_for_another_is_not_reused(llava: Loaded) -> None:

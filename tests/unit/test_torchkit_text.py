@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import llama2_tokenizer, llama3_tokenizer, metaspace_tokenizer
+from small_tokenizers import llama2_tokenizer, llama3_tokenizer, metaspace_tokenizer
 
 from tuichat.api import GenerationError, GenerationParams
 from tuichat.torchkit.detokenize import TextStream

@@ -182,12 +182,15 @@ class _Reply:
 
     def _features(self, span: Span) -> torch.Tensor:
         """Features of one image, (length, hidden), from the cache or the vision tower."""
-        features = self._state.features.get(span.digest)
+        # A model may make more than one thing of an image: OneVision's tiles are for one that is
+        # alone in its prompt. The lengths tell them apart.
+        key = span.digest, span.length
+        features = self._state.features.get(key)
         if features is None:
             features = self._model.image_features(span.inputs)
             if not bool(features.isfinite().all()):
                 raise GenerationError(OVERFLOW.format(where="in the features of an image"))
-            self._state.features.put(span.digest, features)
+            self._state.features.put(key, features)
         if features.shape[0] != span.length:
             raise BackendError(
                 f"an image takes {span.length} tokens of the prompt, but the model makes "

@@ -1,37 +1,31 @@
 """``VisionLanguageModel`` for the models of transformers.
 
-Owns how such a model is taken apart and run, and its processed images. Refuses to know which
-architecture it is: everything is asked of the model's own methods. Invariant: the number of an
-image's tokens is counted on the model's real features, never computed from a processor's settings.
+Owns how such a model is taken apart and run. Refuses to know which architecture it is: everything
+is asked of the model's own methods. Invariant: every floating parameter that an image's features
+pass on their way belongs to a component, so alignment sees all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tuichat.api import BackendError, Image, ImageRefused, ModelFacts
+from tuichat.api import BackendError, Image, ModelFacts
 from tuichat.torchkit.alignment import AlignmentPlan
-from tuichat.torchkit.reuse import ByteBoundedCache, tensor_bytes
+from tuichat.torchkit.images import ProcessedImages, TokenCount
 from tuichat.torchkit.template import ChatTemplate
-
-INPUT_BYTES = 128 << 20
-"""Bound on the processed images that are kept of one model, in bytes."""
-
-# An image beyond this aspect is cut around its middle before a processor that looks only at the
-# middle square: scaling the short side up first would need gigabytes.
-_MAX_ASPECT = 16
 
 
 class HubVisionLanguageModel:
     """Any transformers model with ``get_image_features``.
 
     Beyond the protocol it carries what a plugin of thirty lines needs: the chat template, the
-    image processor and the alignment plan.
+    images' processor and the alignment plan.
     """
 
     def __init__(
@@ -43,6 +37,7 @@ class HubVisionLanguageModel:
         template: ChatTemplate,
         facts: ModelFacts,
         folder: Path,
+        count_tokens: TokenCount | None = None,
     ) -> None:
         self.model = model
         self.image_processor = image_processor
@@ -50,15 +45,14 @@ class HubVisionLanguageModel:
         self.folder = folder
         self.plan: AlignmentPlan | None = None
         """Set once after the load; ``align`` keeps the model to it."""
-        self.square_tokens = 0
-        """Tokens that a square image takes; set by ``warm_up``."""
         self._tokenizer = tokenizer
         self._facts = facts
         self._device: torch.device = model.get_input_embeddings().weight.device
-        self._inputs: ByteBoundedCache[tuple[Mapping[str, Any], int]] = ByteBoundedCache(
-            INPUT_BYTES, _inputs_bytes
-        )
-        self._lengths: dict[str, int] = {}
+        # Not this object's own method: nothing may keep a model that is let go of.
+        features = partial(_image_features, model, self._device)
+        self.images = ProcessedImages(image_processor, features, count_tokens)
+        """Images as the vision tower takes them, and what they cost."""
+        self._loose: dict[str, nn.ParameterList] = {}
 
     @property
     def tokenizer(self) -> Any:
@@ -76,19 +70,25 @@ class HubVisionLanguageModel:
         return self._facts
 
     def components(self) -> Mapping[str, nn.Module]:
-        """The parts that this model really has."""
-        return hub_components(self.model)
+        """The parts that this model really has.
+
+        A parameter that stands between them and in none (``image_newline``, the embedding behind
+        each row of tiles) is a component by itself, ``image newline``.
+        """
+        found = hub_components(self.model)
+        behind = ("language model", "lm_head")
+        language = {name: found.pop(name) for name in behind if name in found}
+        for name, parameter in self.model.base_model.named_parameters(recurse=False):
+            # One module for as long as the parameter is the same: alignment knows it again.
+            kept = self._loose.get(name)
+            if kept is None or kept[0] is not parameter:
+                kept = self._loose[name] = nn.ParameterList([parameter])
+            found[name.replace("_", " ")] = kept
+        return {**found, **language}
 
     def image_features(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Features of one image, (n, hidden)."""
-        on_device = {
-            key: value.to(self._device) if isinstance(value, torch.Tensor) else value
-            for key, value in inputs.items()
-        }
-        features = self.model.get_image_features(**on_device, return_dict=True).pooler_output
-        if isinstance(features, torch.Tensor):
-            return features.reshape(-1, features.shape[-1])
-        return torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
+        return _image_features(self.model, self._device, inputs)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings, (L, hidden)."""
@@ -119,61 +119,24 @@ class HubVisionLanguageModel:
 
         return DynamicCache(config=self.model.config)
 
-    # ------------------------------------------------------------------ images
-
-    def image_inputs(self, image: Image) -> tuple[Mapping[str, Any], int]:
-        """The processor's output for one image, and how many tokens the image takes.
-
-        Processed images are kept by digest, within ``INPUT_BYTES``.
+    def image_inputs(self, image: Image, together: int = 1) -> tuple[Mapping[str, Any], int]:
+        """The processor's output for one of ``together`` images of a prompt, and its tokens.
 
         Raises:
             ImageRefused: the image cannot be decoded or processed.
         """
-        if (known := self._inputs.get(image.digest)) is not None:
-            return known
-        try:
-            pixels = _middle(image.open(), self.image_processor)
-            inputs = dict(self.image_processor(images=[pixels], return_tensors="pt"))
-        except (OSError, ValueError) as error:
-            raise ImageRefused(
-                f"{image.name} ({image.width} × {image.height}) cannot be prepared for this "
-                f"model: {error}; remove it or attach another image"
-            ) from error
-        value = inputs, self.feature_count(inputs)
-        self._inputs.put(image.digest, value)
-        return value
+        return self.images.inputs(image, together)
 
-    def warm_up(self) -> int:
-        """Run the vision tower and the projector once; tokens of a square image.
 
-        Raises:
-            BackendError: components do not fit together.
-        """
-        from PIL import Image as PILImage
-
-        blank = PILImage.new("RGB", (64, 64), (127, 127, 127))
-        self.square_tokens = self.feature_count(
-            dict(self.image_processor(images=[blank], return_tensors="pt"))
-        )
-        return self.square_tokens
-
-    def feature_count(self, inputs: Mapping[str, Any]) -> int:
-        """How many features the model makes of these inputs.
-
-        Counted on the real features, once for every shape of inputs: class tokens, feature
-        selection and tiles are the model's own business.
-        """
-        key = str(
-            [
-                (name, value.shape, None if value.is_floating_point() else value.tolist())
-                for name, value in sorted(inputs.items())
-                if isinstance(value, torch.Tensor)
-            ]
-        )
-        if key not in self._lengths:
-            with torch.inference_mode():
-                self._lengths[key] = self.image_features(inputs).shape[0]
-        return self._lengths[key]
+def _image_features(model: Any, device: torch.device, inputs: Mapping[str, Any]) -> torch.Tensor:
+    on_device = {
+        key: value.to(device) if isinstance(value, torch.Tensor) else value
+        for key, value in inputs.items()
+    }
+    features = model.get_image_features(**on_device, return_dict=True).pooler_output
+    if isinstance(features, torch.Tensor):
+        return features.reshape(-1, features.shape[-1])
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
 
 
 def hub_components(model: Any) -> dict[str, nn.Module]:
@@ -201,18 +164,3 @@ def hub_components(model: Any) -> dict[str, nn.Module]:
 
 def _other_than(model: Any, module: Any) -> nn.Module | None:
     return module if isinstance(module, nn.Module) and module is not model else None
-
-
-def _inputs_bytes(value: tuple[Mapping[str, Any], int]) -> int:
-    return sum(tensor_bytes(t) for t in value[0].values() if isinstance(t, torch.Tensor))
-
-
-def _middle(image: Any, processor: Any) -> Any:
-    """The image, or its middle if a processor that crops the middle square gets a very long one."""
-    width, height = image.size
-    short = min(width, height)
-    if max(width, height) <= _MAX_ASPECT * short or not getattr(processor, "do_center_crop", False):
-        return image
-    keep = _MAX_ASPECT * short
-    left, top = (width - min(width, keep)) // 2, (height - min(height, keep)) // 2
-    return image.crop((left, top, left + min(width, keep), top + min(height, keep)))

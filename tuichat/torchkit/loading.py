@@ -34,6 +34,7 @@ from tuichat.torchkit.checkpoint import find_checkpoint
 from tuichat.torchkit.dtype import NAMES, name_of, resolve_device, resolve_dtype
 from tuichat.torchkit.failures import first_line, free_memory, is_out_of_memory
 from tuichat.torchkit.hub import HubVisionLanguageModel
+from tuichat.torchkit.images import TokenCount
 from tuichat.torchkit.processors import end_ids, load_processors, load_template
 from tuichat.torchkit.quantize import quantization_config, verify_quantised
 from tuichat.torchkit.quiet import quiet_libraries
@@ -57,6 +58,8 @@ def load_hub_model(
     *,
     accepted: Accepted,
     refuse: Callable[[Any], str | None] | None = None,
+    mend: Callable[[Any, Any], Sequence[str]] | None = None,
+    count_tokens: Callable[[Any], TokenCount | None] | None = None,
     known: Sequence[KnownModel] = (),
     capabilities: Capabilities | None = None,
     preferred: torch.dtype = torch.float16,
@@ -69,6 +72,10 @@ def load_hub_model(
         accepted: the architectures that the calling backend runs.
         refuse: looks at the config before any weight is read; why this checkpoint cannot be run,
             in words, or None.
+        mend: sets right, in place, what the config and the image processor get wrong, before any
+            weight is read; what it did, in words.
+        count_tokens: from the config, arithmetic for the tokens of an image; None where every
+            image takes the same.
         known: the backend's models, for sizes in sentences.
         capabilities: the backend's limits; what the checkpoint says goes on top.
         preferred: working dtype on a GPU when nothing speaks against it.
@@ -97,6 +104,8 @@ def load_hub_model(
                 folder,
                 config,
                 class_name,
+                mend=mend,
+                count_tokens=count_tokens,
                 preferred=preferred,
                 limits=capabilities or Capabilities(),
             )
@@ -122,6 +131,8 @@ def _load(
     config: Any,
     class_name: str,
     *,
+    mend: Callable[[Any, Any], Sequence[str]] | None,
+    count_tokens: Callable[[Any], TokenCount | None] | None,
     preferred: torch.dtype,
     limits: Capabilities,
 ) -> Loaded:
@@ -142,6 +153,8 @@ def _load(
     # Before the weights, which take long: what is wrong with these shows at once.
     tokenizer, image_processor = load_processors(folder, request.model)
     template, mended = load_template(folder, config, tokenizer)
+    if mend is not None:
+        mended += mend(config, image_processor)
     model = _load_weights(request, progress, folder, config, class_name, device, resolved.dtype)
     facts = ModelFacts(
         context_length=getattr(config.get_text_config(), "max_position_embeddings", None),
@@ -155,6 +168,7 @@ def _load(
         template=template,
         facts=facts,
         folder=folder,
+        count_tokens=count_tokens(config) if count_tokens is not None else None,
     )
     progress(Progress("align"))
     handle.plan = plan_alignment(handle, resolved.dtype, resolved.reason)
@@ -162,7 +176,7 @@ def _load(
     notices += mended
     notices += [f"The {row.component} was repaired: {row.reason}." for row in repaired]
     progress(Progress("warmup"))
-    handle.warm_up()
+    handle.images.warm_up()
     return Loaded(handle, replace(facts, notices=tuple(notices)))
 
 

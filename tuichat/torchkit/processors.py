@@ -66,7 +66,8 @@ def load_template(folder: Path, config: Any, tokenizer: Any) -> tuple[ChatTempla
         )
     source = _template_source(folder, tokenizer)
     if source is None:
-        source, style = builtin_template(tokens.control_tokens)
+        family = config.get_text_config().model_type
+        source, style = builtin_template(tokens.control_tokens, family)
         source = source.replace("<image>", image_token)
         notices.append(f"The checkpoint has no chat template: {style}'s is used.")
     template = ChatTemplate(source, tokenizer, tokens, image_token=image_token, image_id=image_id)

@@ -24,6 +24,8 @@ def quiet_libraries(progress: ProgressCallback) -> Iterator[None]:
         for handler in [h for h in logger.handlers if type(h) is logging.StreamHandler]:
             logger.removeHandler(handler)
         logger.propagate = True
+    # In 8 bits this one warns of the same cast in every layer of every forward.
+    logging.getLogger("bitsandbytes.autograd._functions").addFilter(_ONCE)
     transformers_logging.disable_progress_bar()
     before = transformers_logging.set_tqdm_hook(
         lambda _factory, args, kwargs: _Steps(progress, *args, **kwargs)
@@ -32,6 +34,23 @@ def quiet_libraries(progress: ProgressCallback) -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_tqdm_hook(before)
+
+
+class _Once(logging.Filter):
+    """Lets every sentence pass once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        said = message in self._said
+        self._said.add(message)
+        return not said
+
+
+_ONCE = _Once()
 
 
 class _Steps:

@@ -119,7 +119,7 @@ class ReuseState:
     features: ByteBoundedCache[torch.Tensor] = field(
         default_factory=lambda: ByteBoundedCache(FEATURE_BYTES, tensor_bytes)
     )
-    """Image digest → (n, hidden)."""
+    """Image digest and length of its span → (n, hidden)."""
 
     def take(self, layout: Layout, new_cache: Callable[[], Any]) -> tuple[Any, int]:
         """A cache for ``layout`` and how many of its positions are computed already.

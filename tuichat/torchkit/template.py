@@ -50,10 +50,42 @@ LLAMA3 = (
 """Llama 3's turns with LLaVA's images."""
 
 
-def builtin_template(control_tokens: frozenset[str]) -> tuple[str, str]:
-    """A chat template for a LLaVA checkpoint that has none, and its name."""
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% for part in message['content'] if part['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""What LLaVA-NeXT on Yi was trained with: turns stand next to each other."""
+
+QWEN = CHATML.replace("'<|im_end|>'", "'<|im_end|>\n'")
+"""What OneVision was trained with: every turn ends its line."""
+
+MISTRAL = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{{ raise_exception('no system role') }}{% endif %}"
+    "{{ '[INST] ' if message['role'] == 'user' else ' ' }}"
+    "{% for part in message['content'] if part['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}"
+    "{{ ' [/INST]' if message['role'] == 'user' else eos_token }}{% endfor %}"
+)
+"""What LLaVA-NeXT on Mistral was trained with; a system prompt belongs to the first turn."""
+
+
+def builtin_template(control_tokens: frozenset[str], language_model: str) -> tuple[str, str]:
+    """A chat template for a LLaVA checkpoint that has none, and its name.
+
+    Args:
+        control_tokens: the tokenizer's added tokens: role markers are found among them.
+        language_model: ``model_type`` of the language model's config.
+    """
     if "<|start_header_id|>" in control_tokens:
         return LLAMA3, "Llama 3"
+    if "<|im_start|>" in control_tokens:
+        return (QWEN, "Qwen") if language_model.startswith("qwen") else (CHATML, "ChatML")
+    if language_model == "mistral":
+        return MISTRAL, "Mistral"
     return VICUNA, "Vicuna"
 
 
@@ -150,7 +182,7 @@ class ChatTemplate:
             messages.append(self._message("system", sentinel(system), 0))
         for role, text, images in turns:
             # A turn of images alone has no text part; a turn of nothing still has its empty text.
-            shown = sentinel(text) if text or not images else None
+            shown = sentinel(self._separator(images) + text) if text or not images else None
             messages.append(self._message(role, shown, images))
         try:
             rendered: str = self._tokenizer.apply_chat_template(
@@ -160,10 +192,19 @@ class ChatTemplate:
             raise BackendError(f"the chat template refuses this conversation: {error}") from error
         return self._split(rendered, texts)
 
+    def _separator(self, images: int) -> str:
+        """What stands between images and text where a message is one string.
+
+        It goes with the text: a template that trims the message takes both if the text is blank.
+        """
+        return "\n" if images and not self._parts else ""
+
     def _message(self, role: str, text: str | None, images: int) -> dict[str, Any]:
         if not self._parts:
-            lines = [self._image_sentinel] * images + ([text] if text is not None else [])
-            return {"role": role, "content": "\n".join(lines)}
+            return {
+                "role": role,
+                "content": "\n".join([self._image_sentinel] * images) + (text or ""),
+            }
         parts: list[dict[str, str]] = [{"type": "image"}] * images
         if text is not None:
             parts = [*parts, {"type": "text", "text": text}]
