@@ -54,7 +54,7 @@ def test_ask_twice_leave_and_come_back(terminal, scene):
     # The image is still there for the model, which knows nothing of the first program.
     again.wait_for("ready", 90)
     again.type("What shape is it?\r")
-    again.wait_for(r"It is a red circle|It is a circle")
+    again.wait_for(r"What shape is it\?[\s\S]*\bcircle\b")
     again.type(CTRL_Q)
     assert again.wait_until_gone() == 0
 

@@ -145,7 +145,7 @@ async def test_an_ending_that_the_store_does_not_take_is_offered_again(
     with locked(short_home):
         ended = await talk.ended(posted.reply_id)
         assert ended.state == "done"
-        assert [e for e in talk.heard if isinstance(e, events.Noticed)]
+        assert len([e for e in talk.heard if isinstance(e, events.Noticed)]) == 1
     await stored_state(talk, posted.reply_id, "done")
     assert talk.engine.turn(posted.reply_id).text == talk.shown(posted.reply_id)
     assert (await talk.ask("and now")).state == "done"

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from dataclasses import asdict
 
-from tuichat.api import Loaded, LoadRequest, Progress, StoreError, TuichatError, WorkerError
+from tuichat.api import Loaded, LoadRequest, Progress, TuichatError, WorkerError
 from tuichat.pluginhost.backend import Backend
 from tuichat.worker import protocol
 from tuichat.worker.jobs import Emit, Job, Key, StoreSet
@@ -214,26 +214,16 @@ class ModelThread(threading.Thread):
         reply.run()
         ending = reply.ending
         self._unfinished[job.key] = reply
-        if (failure := self._finish_unfinished()) is not None:
-            # Until it is taken the reply stays running in the store, and holds up its session.
-            self._emit(protocol.Notice(failure), job.key)
+        self._finish_unfinished()
         self._emit(
             protocol.Finished(reply_id, ending.state, ending.error, ending.report.rows), job.key
         )
 
-    def _finish_unfinished(self) -> str | None:
-        """Offer the stores every ending that they have not taken yet; why one is not taken."""
-        failure = None
-        for key, reply in list(self._unfinished.items()):
-            try:
-                reply.finish()
-            except TuichatError as error:
-                log.warning("the end of reply %d is not stored: %s", key[1], error)
-                if store_may_recover(error):
-                    failure = str(error)
-                    continue
-            self._unfinished.pop(key)
-        return failure
+    def _finish_unfinished(self) -> None:
+        """Offer the stores every ending that they have not taken yet."""
+        self._unfinished = {
+            key: reply for key, reply in self._unfinished.items() if not reply.finish()
+        }
 
     def _put_back(self, job: Job) -> None:
         """A reply that cannot be claimed: it has ended, or waits for one in another process."""
@@ -261,10 +251,3 @@ class ModelThread(threading.Thread):
         except TuichatError as failure:
             log.warning("the end of reply %d is not stored: %s", job.run.reply_id, failure)
         self._emit(protocol.Finished(job.run.reply_id, state, error, ()), job.key)
-
-
-def store_may_recover(error: TuichatError) -> bool:
-    """Whether an ending should be offered again: not when the reply has ended otherwise."""
-    from tuichat.store import ReplyLost
-
-    return isinstance(error, StoreError) and not isinstance(error, ReplyLost)

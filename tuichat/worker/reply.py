@@ -13,8 +13,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tuichat.api import Delta, DtypeReport, GenerationParams, Loaded, TuichatError, Usage
+from tuichat.api import (
+    Delta,
+    DtypeReport,
+    GenerationParams,
+    Loaded,
+    StoreError,
+    TuichatError,
+    Usage,
+)
 from tuichat.pluginhost.backend import Backend, prompt_tokens
+from tuichat.store import ReplyLost
 from tuichat.worker import history, protocol
 from tuichat.worker.jobs import Emit, Job
 from tuichat.worker.writer import ReplyWriter
@@ -75,6 +84,7 @@ class ReplyRun:
         self._loaded = loaded
         self._emit = emit
         self._owner = owner
+        self._complained = False
         self._began = time.monotonic()
         self.ending = Ending()
         key = job.key
@@ -85,8 +95,14 @@ class ReplyRun:
             announce=lambda seq, text, thinking: emit(
                 protocol.Text(job.run.reply_id, seq, text, thinking), key
             ),
-            complain=lambda sentence: emit(protocol.Notice(sentence), key),
+            complain=self._complain,
         )
+
+    def _complain(self, sentence: str) -> None:
+        """Tell the reader, once, that the store fails."""
+        if not self._complained:
+            self._complained = True
+            self._emit(protocol.Notice(sentence), self._job.key)
 
     def run(self) -> None:
         """Generate the reply; afterwards all of its text was announced and offered to the store."""
@@ -106,14 +122,22 @@ class ReplyRun:
         self._writer.close()
         ending.total_s = time.monotonic() - self._began
 
-    def finish(self) -> None:
-        """End the reply in the store; may be tried again after a failure.
+    def finish(self) -> bool:
+        """End the reply in the store; False when that has to be tried again.
 
-        Raises:
-            StoreError: the store does not take it.
+        Until it is taken the reply stays running there, and holds up its session.
         """
-        self._writer.save_rest()
-        self._store.finish(self._job.run.reply_id, owner=self._owner, **self.ending.for_store())
+        reply_id = self._job.run.reply_id
+        try:
+            self._writer.save_rest()
+            self._store.finish(reply_id, owner=self._owner, **self.ending.for_store())
+        except ReplyLost as error:
+            log.warning("reply %d has ended otherwise: %s", reply_id, error)
+        except StoreError as error:
+            log.warning("the end of reply %d is not stored: %s", reply_id, error)
+            self._complain(str(error))
+            return False
+        return True
 
     def _deltas(self) -> Iterable[Delta]:
         """Assemble the prompt and begin; the deltas that the backend generates."""
