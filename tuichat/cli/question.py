@@ -12,7 +12,6 @@ import json
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 from tuichat.api import GenerationError
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from tuichat.store import TurnRecord
 
 INTERRUPTED = 130
+TERMINATED = 143
 _STOP_S = 10.0
 """Seconds that an interrupted reply may take to end before the program leaves it to the worker."""
 
@@ -97,11 +97,12 @@ class Question:
         self._answer = answer
         self._progress = progress
         self._reply_id: int | None = None
-        self._interrupted = False
+        self._interrupted = 0
+        """Exit status, once a signal came."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """0 when it was answered, 130 when Ctrl+C ended it; everything else raises.
+        """0 when it was answered, 130 or 143 when a signal ended it; everything else raises.
 
         Raises:
             TuichatError: it could not be answered; the text says why.
@@ -110,16 +111,20 @@ class Question:
         engine = await Engine.open(self._settings, session=self._session, keep=self._keep)
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt, engine, task)
+        loop = asyncio.get_running_loop()
+        for number, code in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, TERMINATED)):
+            loop.add_signal_handler(number, self._interrupt, engine, task, code)
         try:
             return await self._run(engine)
         except asyncio.CancelledError:
             if not self._interrupted:
                 raise
-            return INTERRUPTED
         finally:
             self._progress.wipe()
             await engine.close()
+        # Not by returning: the end of the loop waits for threads, such as one that waits for a
+        # backend that does not describe itself.
+        os._exit(self._interrupted)
 
     async def _run(self, engine: Engine) -> int:
         images = [await engine.attach(path) for path in self._images]
@@ -143,7 +148,7 @@ class Question:
             raise
         if ended.state == "stopped" and not self._interrupted:
             raise GenerationError("the answer was stopped by `tuichat stop`")
-        return INTERRUPTED if self._interrupted else 0
+        return self._interrupted
 
     async def _follow(self, engine: Engine, reply_id: int) -> ReplyEnded:
         """Show what happens until the reply is over; how it ended."""
@@ -175,11 +180,11 @@ class Question:
                     return event
         raise AssertionError("the engine's events do not end")
 
-    def _interrupt(self, engine: Engine, task: asyncio.Task[Any]) -> None:
-        """Ctrl+C: the first stops the reply and waits for its end, the second leaves at once."""
+    def _interrupt(self, engine: Engine, task: asyncio.Task[Any], code: int) -> None:
+        """The first signal stops the reply and waits for its end, the second leaves at once."""
         if self._interrupted:
-            os._exit(INTERRUPTED)
-        self._interrupted = True
+            os._exit(code)
+        self._interrupted = code
         if self._reply_id is None:
             task.cancel()
             return
@@ -204,7 +209,7 @@ class Question:
                 "load_s": engine.load_s,
                 **{key: timing.get(key) for key in ("first_token_s", "total_s", "tokens_per_s")},
             },
-            "dtype": [asdict(row) for row in engine.dtype],
+            "dtype": turn.dtype or [],
             "backend": turn.backend,
             "model": turn.model,
         }

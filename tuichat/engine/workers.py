@@ -273,8 +273,8 @@ def list_workers() -> list[WorkerHandle]:
     return found
 
 
-async def stop_worker(handle: WorkerHandle) -> bool:
-    """End a worker, its replies stopped and kept; False when it had ended by itself.
+async def stop_worker(handle: WorkerHandle) -> None:
+    """End a worker, its replies stopped and kept.
 
     One that does not end within ``STOP_S``, because a load or a kernel holds it, is killed.
     """
@@ -283,7 +283,7 @@ async def stop_worker(handle: WorkerHandle) -> bool:
         client.connect(os.fspath(paths.socket_path(f"{handle.identity}.sock")))
     except OSError:
         client.close()
-        return False
+        return
     writer = None
     try:
         async with asyncio.timeout(STOP_S):
@@ -293,7 +293,7 @@ async def stop_worker(handle: WorkerHandle) -> bool:
                 with contextlib.suppress(ConnectionError):
                     while await protocol.read_body(reader) is not None:
                         pass
-                return True
+                return
     except (TimeoutError, WorkerError):
         pass
     finally:
@@ -301,4 +301,3 @@ async def stop_worker(handle: WorkerHandle) -> bool:
             writer.close()
     with contextlib.suppress(ProcessLookupError):
         os.kill(handle.pid, signal.SIGKILL)
-    return True

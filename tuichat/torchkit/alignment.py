@@ -121,6 +121,8 @@ class ComponentPlan:
     """dtype of each floating buffer, and a copy of the small ones."""
     fingerprint: _Fingerprint = ()
     reason: str = ""
+    untold: bool = False
+    """It was altered since the last report; the next one says so."""
     hooks: list[Any] = field(default_factory=list)
     hooked: weakref.ref[nn.Module] | None = None
 
@@ -132,10 +134,24 @@ class AlignmentPlan:
     components: dict[str, ComponentPlan]
     reason: str = ""
     """Why the working dtype was chosen, in words."""
+    automatic: bool = False
+    """Nobody asked for the dtype by name: a component whose float16 overflows may get another."""
+
+
+_plans: weakref.WeakKeyDictionary[Any, AlignmentPlan] = weakref.WeakKeyDictionary()
+
+
+def plan_of(model: VisionLanguageModel) -> AlignmentPlan | None:
+    """The plan that a model was last aligned to, or None."""
+    return _plans.get(model)
 
 
 def plan_alignment(
-    model: VisionLanguageModel, dtype: torch.dtype | None = None, reason: str = ""
+    model: VisionLanguageModel,
+    dtype: torch.dtype | None = None,
+    reason: str = "",
+    *,
+    automatic: bool = False,
 ) -> AlignmentPlan:
     """Make the plan from what was loaded.
 
@@ -145,6 +161,7 @@ def plan_alignment(
             a component that has it already, weights kept in another dtype (norms in float32) stay.
             None keeps every component as it is: then only activations are cast.
         reason: why ``dtype`` was chosen, in words.
+        automatic: nobody asked for ``dtype`` by name.
     """
     components = {}
     for name, module in model.components().items():
@@ -167,15 +184,16 @@ def plan_alignment(
                 if value.is_floating_point() and value.device.type != "meta"
             },
         )
-    return AlignmentPlan(components, reason)
+    return AlignmentPlan(components, reason, automatic)
 
 
 def align(model: VisionLanguageModel, plan: AlignmentPlan) -> DtypeReport:
     """Bring every component back to the plan and every boundary into agreement.
 
     Idempotent, and cheap when nothing moved: one look at the dtype and device of every tensor.
-    ``changed`` names the components that this call altered.
+    ``changed`` names the components that this call altered, or a reply before it.
     """
+    _plans[model] = plan
     rows = []
     modules = model.components()
     for name, component in plan.components.items():
@@ -195,7 +213,8 @@ def align(model: VisionLanguageModel, plan: AlignmentPlan) -> DtypeReport:
         if notes and not first:
             # What was computed with other weights is worth nothing to the next turn.
             reuse.forget(model)
-        rows.append(_row(name, module, component, changed=bool(notes)))
+        rows.append(_row(name, module, component, changed=bool(notes) or component.untold))
+        component.untold = False
     if (vision := plan.components.get("vision tower")) is not None:
         rows.insert(0, _pixels_row(vision, modules["vision tower"]))
     return DtypeReport(tuple(rows), plan.reason)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from tuichat.api import KnownModel, LoadRequest, ModelNotAvailable, Progress, Pr
 log = logging.getLogger(__name__)
 
 _FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors"]
+# The format's own limit.
+_MAX_HEADER_BYTES = 100_000_000
+
 _CURE = "use --model demo, give a local folder, or go online"
 
 
@@ -66,12 +71,56 @@ def _check_complete(folder: Path, name: str) -> None:
 
 def missing_files(folder: Path) -> list[str]:
     """Names of the files that a model's folder lacks: config, weights, tokenizer."""
-    index = folder / "model.safetensors.index.json"
-    wanted = ["config.json", "model.safetensors", "tokenizer_config.json"]
-    if index.is_file():
-        shards = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        wanted = ["config.json", *sorted(shards), "tokenizer_config.json"]
+    wanted = ["config.json", *_weight_files(folder), "tokenizer_config.json"]
     return [name for name in wanted if not (folder / name).is_file()]
+
+
+def _weight_files(folder: Path) -> list[str]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    return sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor as a safetensors header describes it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """The format's own name: ``F16``, ``BF16``, ``F32``, ``U8`` …"""
+    bytes: int
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def floating(self) -> bool:
+        """Whether it is cast to the working dtype when it is loaded."""
+        return self.dtype in ("F64", "F32", "F16", "BF16")
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a folder's weights, from the headers alone.
+
+    Empty if a header cannot be read: the load itself then says that the file is damaged.
+    """
+    found = {}
+    try:
+        for name in _weight_files(folder):
+            with (folder / name).open("rb") as stream:
+                size = int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(min(size, _MAX_HEADER_BYTES)))
+            header.pop("__metadata__", None)
+            for key, entry in header.items():
+                begin, end = entry["data_offsets"]
+                found[key] = StoredTensor(tuple(entry["shape"]), entry["dtype"], end - begin)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.info("the header of the weights in %s cannot be read: %s", folder, error)
+        return {}
+    return found
 
 
 def _some(names: Sequence[str]) -> str:

@@ -104,6 +104,16 @@ def resolve_dtype(
     return Resolved(torch.float16, f"float16: the half precision that {device.type} is fast in")
 
 
+def wider_than_float16(device: torch.device) -> torch.dtype:
+    """A dtype with float32's range: bfloat16 where the device computes in it, else float32."""
+    has_bfloat16 = (
+        _cuda_has_bfloat16(device)
+        if device.type == "cuda"
+        else device.type == "cpu" and _cpu_has_bfloat16()
+    )
+    return torch.bfloat16 if has_bfloat16 else torch.float32
+
+
 def _explicit(dtype: torch.dtype, device: torch.device) -> Resolved:
     name = name_of(dtype)
     notices: tuple[str, ...] = ()

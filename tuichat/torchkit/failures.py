@@ -16,10 +16,22 @@ from tuichat.api import GenerationError
 
 log = logging.getLogger(__name__)
 
-OVERFLOW = (
-    "the model computed numbers that are not finite ({where}), usually because float16 overflowed: "
-    "start again with --dtype bfloat16 or --dtype float32"
-)
+
+class NotFinite(GenerationError):
+    """The model computed NaN or infinity."""
+
+    def __init__(self, *, images: bool) -> None:
+        """Say where.
+
+        Args:
+            images: whether it is in the features of an image; otherwise it is in the logits.
+        """
+        self.images = images
+        self.where = "in the features of an image" if images else "in its logits"
+        super().__init__(
+            f"the model computed numbers that are not finite ({self.where}), usually because "
+            "float16 overflowed: start again with --dtype bfloat16 or --dtype float32"
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -3,7 +3,8 @@
 Owns prefill and decoding for every handle that is a ``VisionLanguageModel``. Refuses to know
 roles, templates and the store. Invariants: what the cache of an earlier turn serves is not computed
 again and changes no token; positions and an all-ones mask are always passed; once the reader asked
-to stop, at most one more forward pass runs; a failure leaves a model that answers the next turn.
+to stop, at most one more forward pass runs; a failure leaves a model that answers the next turn; no
+text is made of numbers that are not finite.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from tuichat.api import (
     BackendError,
     Control,
     Delta,
-    GenerationError,
     GenerationParams,
     Prompt,
     PromptTooLong,
@@ -27,7 +27,8 @@ from tuichat.api import (
     Usage,
 )
 from tuichat.torchkit.detokenize import TextStream
-from tuichat.torchkit.failures import OVERFLOW, generation_failure, release_memory
+from tuichat.torchkit.failures import NotFinite, generation_failure, release_memory
+from tuichat.torchkit.overflow import widen
 from tuichat.torchkit.reuse import Layout, state_of
 from tuichat.torchkit.sampling import Sampler
 from tuichat.torchkit.vlm import VisionLanguageModel
@@ -118,13 +119,11 @@ class _Reply:
         self._new_ids: list[int] = []
 
     def run(self) -> Iterator[Delta]:
-        self._cache, self._computed = self._state.take(self._layout, self._model.new_cache)
-        self._usage = replace(self._usage, reused_tokens=self._computed)
         text = TextStream(self._model.tokenizer)
         reason: StopReason = "stopped"
         try:
-            if (logits := self._prefill()) is not None:
-                for id in self._ids(logits):
+            if (first := self._first()) is not None:
+                for id in self._ids(*first):
                     reason = "length"
                     if id in self._model.facts.end_ids:
                         reason = "end"
@@ -143,6 +142,20 @@ class _Reply:
         yield Delta(text=rest, usage=usage, stop_reason=reason)
 
     # ------------------------------------------------------------------ prefill
+
+    def _first(self) -> tuple[torch.Tensor, int] | None:
+        """The first id, as a tensor and as a number; None if stopped before it was computed."""
+        while True:
+            self._cache, self._computed = self._state.take(self._layout, self._model.new_cache)
+            self._usage = replace(self._usage, reused_tokens=self._computed)
+            try:
+                logits = self._prefill()
+                return None if logits is None else self._sampler.choose(logits)
+            except NotFinite as overflow:
+                # Nothing was shown yet, so the turn can begin again: once for each side.
+                if not widen(self._model, overflow):
+                    raise
+            self._state = state_of(self._model)
 
     @torch.inference_mode()
     def _prefill(self) -> torch.Tensor | None:
@@ -189,7 +202,7 @@ class _Reply:
         if features is None:
             features = self._model.image_features(span.inputs)
             if not bool(features.isfinite().all()):
-                raise GenerationError(OVERFLOW.format(where="in the features of an image"))
+                raise NotFinite(images=True)
             self._state.features.put(key, features)
         if features.shape[0] != span.length:
             raise BackendError(
@@ -200,13 +213,12 @@ class _Reply:
 
     # ------------------------------------------------------------------ decoding
 
-    def _ids(self, logits: torch.Tensor) -> Iterator[int]:
-        """The reply's ids, each computed only when it is asked for."""
+    def _ids(self, chosen: torch.Tensor, id: int) -> Iterator[int]:
+        """The reply's ids from the first on, each computed only when it is asked for."""
         device = self._model.device
         steps = torch.arange(self._budget, device=device).view(1, -1) + self._next_position
         positions = _model_positions(steps.expand(self._layout.positions.shape[0], -1))
         mask = torch.ones(1, self._length + self._budget, dtype=torch.bool, device=device)
-        chosen, id = self._sampler.choose(logits)
         self._new_ids.append(id)
         yield id
         for step in range(self._budget - 1):

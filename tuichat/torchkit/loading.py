@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +29,10 @@ from tuichat.api import (
     ProgressCallback,
 )
 from tuichat.torchkit.alignment import align, plan_alignment
-from tuichat.torchkit.checkpoint import find_checkpoint
+from tuichat.torchkit.checkpoint import find_checkpoint, stored_tensors
 from tuichat.torchkit.dtype import NAMES, name_of, resolve_device, resolve_dtype
 from tuichat.torchkit.failures import first_line, free_memory, is_out_of_memory
+from tuichat.torchkit.fit import FreeMemory, check_fit, free_bytes
 from tuichat.torchkit.hub import HubVisionLanguageModel
 from tuichat.torchkit.images import TokenCount
 from tuichat.torchkit.processors import end_ids, load_processors, load_template
@@ -48,9 +48,6 @@ Accepted = Mapping[str, str]
 # more than it gives, and beside other busy processes many times more.
 _ONE_THREAD_PARAMETERS = 20_000_000
 
-# The format's own limit.
-_MAX_HEADER_BYTES = 100_000_000
-
 
 def load_hub_model(
     request: LoadRequest,
@@ -63,6 +60,7 @@ def load_hub_model(
     known: Sequence[KnownModel] = (),
     capabilities: Capabilities | None = None,
     preferred: torch.dtype = torch.float16,
+    free: FreeMemory = free_bytes,
 ) -> Loaded:
     """Load a model of transformers as a ``HubVisionLanguageModel``, aligned and checked.
 
@@ -79,6 +77,7 @@ def load_hub_model(
         known: the backend's models, for sizes in sentences.
         capabilities: the backend's limits; what the checkpoint says goes on top.
         preferred: working dtype on a GPU when nothing speaks against it.
+        free: bytes that are free on a device, or None where that is not known.
 
     Raises:
         ModelNotAvailable: the files are not to be had, or are not such a model.
@@ -107,6 +106,8 @@ def load_hub_model(
                 mend=mend,
                 count_tokens=count_tokens,
                 preferred=preferred,
+                known=known,
+                free=free,
                 limits=capabilities or Capabilities(),
             )
     except _Cancelled as cancelled:
@@ -134,10 +135,13 @@ def _load(
     mend: Callable[[Any, Any], Sequence[str]] | None,
     count_tokens: Callable[[Any], TokenCount | None] | None,
     preferred: torch.dtype,
+    known: Sequence[KnownModel],
+    free: FreeMemory,
     limits: Capabilities,
 ) -> Loaded:
     device = resolve_device(request.device)
-    parameters = count_parameters(folder)
+    stored = stored_tensors(folder)
+    parameters = sum(tensor.elements for tensor in stored.values())
     if device.type == "cpu" and 0 < parameters <= _ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
     resolved = resolve_dtype(
@@ -155,6 +159,7 @@ def _load(
     template, mended = load_template(folder, config, tokenizer)
     if mend is not None:
         mended += mend(config, image_processor)
+    check_fit(request, stored, config, device, resolved.dtype, known=known, free=free)
     model = _load_weights(request, progress, folder, config, class_name, device, resolved.dtype)
     facts = ModelFacts(
         context_length=getattr(config.get_text_config(), "max_position_embeddings", None),
@@ -171,7 +176,9 @@ def _load(
         count_tokens=count_tokens(config) if count_tokens is not None else None,
     )
     progress(Progress("align"))
-    handle.plan = plan_alignment(handle, resolved.dtype, resolved.reason)
+    handle.plan = plan_alignment(
+        handle, resolved.dtype, resolved.reason, automatic=request.dtype == "auto"
+    )
     repaired = [row for row in align(handle, handle.plan).rows if row.changed]
     notices += mended
     notices += [f"The {row.component} was repaired: {row.reason}." for row in repaired]
@@ -210,24 +217,6 @@ def _read_config(folder: Path, name: str, accepted: Accepted) -> tuple[Any, str]
 def _stored_dtype(config: Any) -> torch.dtype | None:
     stored = config.dtype or config.get_text_config().dtype
     return NAMES.get(stored) if isinstance(stored, str) else stored
-
-
-def count_parameters(folder: Path) -> int:
-    """How many numbers the weights of a folder hold, from the headers of its safetensors.
-
-    0 if a header cannot be read: the load itself then says that the file is damaged.
-    """
-    count = 0
-    for file in folder.glob("*.safetensors"):
-        try:
-            with file.open("rb") as stream:
-                size = int.from_bytes(stream.read(8), "little")
-                header = json.loads(stream.read(min(size, _MAX_HEADER_BYTES)))
-            entries = [entry for key, entry in header.items() if key != "__metadata__"]
-            count += sum(math.prod(entry["shape"]) for entry in entries)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return 0
-    return count
 
 
 def unify_dtype(config: Any, dtype: torch.dtype) -> list[str]:

@@ -10,8 +10,8 @@ import math
 
 import torch
 
-from tuichat.api import GenerationError, GenerationParams
-from tuichat.torchkit.failures import OVERFLOW
+from tuichat.api import GenerationParams
+from tuichat.torchkit.failures import NotFinite
 
 
 class Sampler:
@@ -35,12 +35,12 @@ class Sampler:
             logits: (vocabulary,), floating.
 
         Raises:
-            GenerationError: NaN or infinity among the logits.
+            NotFinite: NaN or infinity among the logits.
         """
         best = logits.argmax()
         # NaN counts as the largest: one look at the top finds it, and infinity.
         if not math.isfinite(float(logits[best])):
-            raise GenerationError(OVERFLOW.format(where="in its logits"))
+            raise NotFinite(images=False)
         if self._generator is None:
             return best.view(1), int(best)
         chosen = self._sample(logits.float() / self._temperature)
