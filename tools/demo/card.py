@@ -213,5 +213,9 @@ pixels; earlier turns hold the right answers.
 - A question without an ordinal is about the latest image; "it" is the shape that the answer before
   singled out.
 - It has seen up to four images and six turns in a conversation.
+- Asked for the place, the size or the relation of a shape that is not there, it makes one up; asked
+  for its colour or its presence, it says that there is none.
+- In an image without shapes, such as a landscape, it still sees shapes when asked about shapes.
+- Which of two named shapes is larger is little better than a guess.
 - It does not read, count beyond three, or know any object of the world.
 """
