@@ -176,6 +176,16 @@ def test_only_the_language_models_layers_are_quantised(quantize: str, kind: str)
     assert right >= 3
 
 
+@pytest.mark.parametrize(("hidden", "intermediate"), [(48, 96), (64, 288), (64, 128)])
+def test_layers_of_any_shape_run_in_4_bits(
+    hidden: int, intermediate: int, make_llava: Callable[..., Path]
+) -> None:
+    """bitsandbytes' kernel for CPUs with AVX512-BF16 takes whole blocks only."""
+    text = {"hidden_size": hidden, "intermediate_size": intermediate}
+    loaded = load_llava(make_llava(text=text), quantize="4bit")
+    assert answer(loaded, ask("x", SCENES[0]))[-1].stop_reason in ("end", "length")
+
+
 def test_a_skip_list_that_skips_nothing_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

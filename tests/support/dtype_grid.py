@@ -30,7 +30,7 @@ def distance(logits: torch.Tensor, reference: torch.Tensor) -> float:
 @torch.inference_mode()
 def last_logits(handle: Any, prompt: Prompt, pixels: torch.dtype) -> torch.Tensor:
     """Logits of the prompt's last position, (vocabulary,) float32, pixels given in a dtype."""
-    embeds = handle.embed(torch.tensor(list(prompt.ids)))
+    embeds = handle.embed(torch.tensor(list(prompt.ids), device=handle.device))
     for span in prompt.spans:
         inputs = {
             key: value.to(pixels) if value.is_floating_point() else value
@@ -40,8 +40,8 @@ def last_logits(handle: Any, prompt: Prompt, pixels: torch.dtype) -> torch.Tenso
     length = len(prompt.ids)
     logits = handle.forward(
         embeds[None],
-        torch.arange(length)[None],
-        torch.ones(1, length, dtype=torch.bool),
+        torch.arange(length, device=handle.device)[None],
+        torch.ones(1, length, dtype=torch.bool, device=handle.device),
         handle.new_cache(),
     )
     return logits.float()

@@ -75,6 +75,7 @@ class Recipe:
     tower: str | None = None
     """``clip`` or ``siglip``; None is the architecture's usual one."""
     text: dict[str, Any] = field(default_factory=dict)
+    vision: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     processor: dict[str, Any] = field(default_factory=dict)
     scale: float = 0.2
@@ -138,6 +139,7 @@ def _vision_config(recipe: Recipe) -> Any:
         "num_attention_heads": 4,
         "image_size": recipe.image_size,
         "patch_size": PATCH,
+        **recipe.vision,
     }
     if (recipe.tower or usual) == "siglip":
         head = recipe.architecture != "llava_onevision"

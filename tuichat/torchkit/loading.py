@@ -36,7 +36,7 @@ from tuichat.torchkit.fit import FreeMemory, check_fit, free_bytes
 from tuichat.torchkit.hub import HubVisionLanguageModel
 from tuichat.torchkit.images import TokenCount
 from tuichat.torchkit.processors import end_ids, load_processors, load_template
-from tuichat.torchkit.quantize import quantization_config, verify_quantised
+from tuichat.torchkit.quantize import quantization_config, spare_cpu_kernel, verify_quantised
 from tuichat.torchkit.quiet import quiet_libraries
 
 log = logging.getLogger(__name__)
@@ -293,6 +293,7 @@ def _load_weights(
         )
     if not stored:
         verify_quantised(model, quantisation)
+    spare_cpu_kernel(model)
     return model
 
 

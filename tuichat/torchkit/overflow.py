@@ -9,6 +9,7 @@ report of the alignment says so.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,9 +48,11 @@ def widen(model: VisionLanguageModel, overflow: NotFinite) -> bool:
     wide = wider_than_float16(model.device)
     for name, component in parts.items():
         _plan_in(wide, component, modules[name])
+    untold = [component for component in plan.components.values() if component.untold]
     align(model, plan)
-    for name, component in parts.items():
+    for component in (*untold, *parts.values()):
         component.untold = True
+    for name, component in parts.items():
         component.reason = (
             f"float16 overflowed {overflow.where}: the {name} runs in {name_of(wide)} since then"
         )
@@ -62,10 +65,12 @@ def _plan_in(wide: torch.dtype, component: ComponentPlan, module: nn.Module) -> 
         return wide if dtype is torch.float16 else dtype
 
     component.dtype = wide
+    component.fingerprint = ()  # nothing moved, but the plan did
     component.parameters = {key: widened(dtype) for key, dtype in component.parameters.items()}
     component.buffers = {
         key: (widened(dtype), snapshot) for key, (dtype, snapshot) in component.buffers.items()
     }
-    for child in module.modules():
-        if getattr(child, "compute_dtype", None) is torch.float16:  # 4-bit layers
-            child.compute_dtype = wide
+    layer: Any
+    for layer in module.modules():
+        if getattr(layer, "compute_dtype", None) is torch.float16:  # 4-bit layers
+            layer.compute_dtype = wide

@@ -1,9 +1,10 @@
 """Loading in 4 or 8 bits: the language model's layers only.
 
-Owns which modules are left alone, and the proof that they were. Refuses to know any architecture.
-Invariant: after a load, every linear layer of the language model is packed and no other is: vision
-tower, projector, embeddings and ``lm_head`` keep their precision. The library's own list of names
-to skip silently skips nothing when a name does not match, so the modules are counted.
+Owns which modules are left alone, the proof that they were, and the kernels that packed layers run
+in. Refuses to know any architecture. Invariant: after a load, every linear layer of the language
+model is packed and no other is: vision tower, projector, embeddings and ``lm_head`` keep their
+precision. The library's own list of names to skip silently skips nothing when a name does not
+match, so the modules are counted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import torch
 from torch import nn
 
 from tuichat.api import BackendError, Quantisation
+
+# Rows that the kernel takes at once, and weights that share a scale.
+_KERNEL_ROWS, _KERNEL_COLUMNS = 32, 64
 
 
 def quantization_config(
@@ -65,6 +69,23 @@ def linear_names(model: nn.Module, *, outside: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and id(module) not in inside
     ]
+
+
+def spare_cpu_kernel(model: nn.Module) -> int:
+    """Have 4-bit layers of an odd shape run without bitsandbytes' kernel for CPUs; how many.
+
+    On a CPU with AVX512-BF16 the library packs every layer once more for that kernel, at the first
+    forward, and fails on those that are not of its whole blocks.
+    """
+    spared = 0
+    layer: Any
+    for layer in model.modules():
+        if not getattr(layer, "support_avx512bf16_for_cpu", False):
+            continue
+        if layer.out_features % _KERNEL_ROWS or layer.in_features % _KERNEL_COLUMNS:
+            layer.support_avx512bf16_for_cpu = False
+            spared += 1
+    return spared
 
 
 def verify_quantised(model: Any, quantisation: Quantisation) -> int:
