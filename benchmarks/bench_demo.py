@@ -32,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from demo.dialogues import Dialogue, make_dialogue  # noqa: E402
+from demo.dialogues import NATURAL, Dialogue, make_dialogue  # noqa: E402
 from demo.render import encode, render  # noqa: E402
 from demo.scenes import Scene, sample_scene  # noqa: E402
 
@@ -142,7 +142,8 @@ def draw_chats(
     chats: list[Chat] = []
     while len(chats) < count:
         scenes = [sample_scene(rng) for _ in range(images)]
-        dialogue = make_dialogue(rng, scenes, turns, held_out=True)
+        # Asked as people ask, not as the trainer did, which dwelt on what was learnt last.
+        dialogue = make_dialogue(rng, scenes, turns, held_out=True, shares=NATURAL)
         if sum(map(names_an_image, _unanswered(dialogue))) >= wanted:
             stem = f"{images}-{turns}-{len(chats)}"
             files = [_draw(folder, f"{stem}-{i}", s, rng) for i, s in enumerate(scenes)]
