@@ -337,7 +337,7 @@ async def test_a_killed_worker_leaves_the_reply_marked_and_the_next_message_is_a
         os.kill(chat.engine.worker_pid, signal.SIGKILL)
         await chat.until_seen("◇ interrupted")
         await chat.until_answered()
-        assert chat.seen.count("the reply is kept as far as it came") == 1
+        assert chat.seen.count("what it had answered is kept") == 1
         assert "x" in chat.engine.transcript()[1].text
         await chat.say("again")
         await chat.until_answered(2)

@@ -199,7 +199,8 @@ class WorkerLink:
         assert self._selection is not None
         status = await connection.exit_status()
         sentence = _obituary(status, self._selection.spec.identity)
-        if self._load_error is None and (lost or status not in (0, None)):
+        if self._load_error is None and not lost and status not in (0, None):
+            # Where replies were lost, their ends say it.
             self._emit(events.WorkerChanged(self.phase, sentence))
         if lost:
             # By itself: a worker that lives on may take its time to end what it has.
