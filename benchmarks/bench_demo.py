@@ -381,8 +381,8 @@ async def measure(given: argparse.Namespace) -> bool:
 def main() -> int:
     """Print the tables; 1 when a target is missed or a mistake costs too little."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--single", type=int, help="single questions (1000)")
-    parser.add_argument("--dialogues", type=int, help="dialogues of one and of two images (120)")
+    parser.add_argument("--single", type=int, help="single questions (2400)")
+    parser.add_argument("--dialogues", type=int, help="dialogues of one and of two images (100)")
     parser.add_argument("--again", type=int, default=100, help="questions for each mistake")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -390,8 +390,8 @@ def main() -> int:
     )
     parser.add_argument("--show-wrong", action="store_true", help="list the wrong answers")
     given = parser.parse_args()
-    given.single = given.single or (80 if given.quick else 1000)
-    given.dialogues = given.dialogues or (7 if given.quick else 120)
+    given.single = given.single or (80 if given.quick else 2400)
+    given.dialogues = given.dialogues or (7 if given.quick else 100)
     return 0 if asyncio.run(measure(given)) else 1
 
 

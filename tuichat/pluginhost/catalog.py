@@ -118,10 +118,11 @@ def _ask(
 
     program = "tuichat.pluginhost.describe_main"
     late = False
-    # -P: the working folder is no place to import from. A session of its own: no terminal to
+    # -P: the working folder is no place to import from. -B: bytecode would hide an edit of the same
+    # size within a second from the next description. A session of its own: no terminal to
     # write to, no Ctrl+C, and its children can be ended with it.
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", program, ref.name, str(int(timeout) + 5)],
+        [sys.executable, "-P", "-B", "-m", program, ref.name, str(int(timeout) + 5)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
